@@ -1,0 +1,21 @@
+# Shared by the scripts of this folder: strict mode, progress with times, installing what a new Debian 12 lacks.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+step() { printf '\n==> [%4ds] %s\n' "$SECONDS" "$*"; }
+fail() { printf 'FAILED: %s\n' "$*" >&2; exit 1; }
+
+# need COMMAND PACKAGE...: installs the Debian packages unless the command (or file) is there.
+need() {
+    local what=$1; shift
+    if command -v "$what" >/dev/null 2>&1 || [ -e "$what" ]; then return; fi
+    step "installing $* (for $what)"
+    local sudo=; [ "$(id -u)" = 0 ] || sudo=sudo
+    command -v apt-get >/dev/null || fail "$what is missing and this is no Debian system: install the equivalent of $*"
+    $sudo apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "$@" >/dev/null || fail "could not install $*"
+    command -v "$what" >/dev/null 2>&1 || [ -e "$what" ] || fail "$* is installed, but $what is still missing"
+}
+
+command -v cargo >/dev/null || fail "cargo is missing: install Rust 1.95 or later (rustup.rs)"
+need cc gcc libc6-dev

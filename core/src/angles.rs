@@ -1,0 +1,117 @@
+//! Produces the cos and sin rows of a run of tokens in a caller's workspace, whatever they come from.
+
+use crate::kernel::{Angles, Kernels, MAX_TILE, Rotation, Turn};
+use crate::rotary::{Positions, Rotary, RotaryTable};
+use core::ops::Range;
+
+/// Angle rows of one sequence's queries or keys.
+pub(crate) struct AngleRows<'a> {
+    kernels: &'static Kernels,
+    turn: Turn,
+    rotary: Rotary<'a>,
+    positions: Positions<'a>,
+    /// Key index of the first token.
+    index: i64,
+    /// Elements of a padded row.
+    padded: usize,
+    cos: &'a mut [f32],
+    sin: &'a mut [f32],
+    base_cos: &'a mut [f32],
+    base_sin: &'a mut [f32],
+    /// The position whose base row is held.
+    base: Option<u32>,
+    /// Row lists of the last fill.
+    at: [usize; MAX_TILE],
+    rows: usize,
+}
+
+impl<'a> AngleRows<'a> {
+    /// `floats` has room for cos and sin of some rows and of one base row, `padded` elements each.
+    pub(crate) fn new(
+        kernels: &'static Kernels,
+        turn: Turn,
+        rotary: Rotary<'a>,
+        (positions, index): (Positions<'a>, i64),
+        padded: usize,
+        floats: &'a mut [f32],
+    ) -> Self {
+        let (base_cos, rest) = floats.split_at_mut(padded);
+        let (base_sin, rest) = rest.split_at_mut(padded);
+        let (cos, sin) = rest.split_at_mut(rest.len() / 2);
+        let turn = Turn { pairs: turn.pairs.min(rotary.turned_pairs()), ..turn };
+        AngleRows {
+            kernels,
+            turn,
+            rotary,
+            positions,
+            index,
+            padded,
+            cos,
+            sin,
+            base_cos,
+            base_sin,
+            base: None,
+            at: [0; MAX_TILE],
+            rows: 0,
+        }
+    }
+
+    /// The angles of tokens `tokens`, one row each.
+    pub(crate) fn fill(&mut self, tokens: Range<usize>) {
+        self.fill_grouped(tokens, 1);
+    }
+
+    /// The angles of flattened rows `rows`: `group` rows share a token.
+    pub(crate) fn fill_grouped(&mut self, rows: Range<usize>, group: usize) {
+        self.rows = rows.len();
+        let mut filled = 0;
+        let first = rows.start / group;
+        for (at, row) in self.at.iter_mut().zip(rows) {
+            let token = row / group - first;
+            *at = token * self.padded;
+            filled = filled.max(token + 1);
+        }
+        for token in 0..filled {
+            self.fill_row(token, first + token);
+        }
+    }
+
+    fn fill_row(&mut self, row: usize, token: usize) {
+        if self.turn.pairs == 0 {
+            return;
+        }
+        let at = row * self.padded..(row + 1) * self.padded;
+        let (cos, sin) = (&mut self.cos[at.clone()], &mut self.sin[at]);
+        let index = self.index + token as i64;
+        let position = match self.positions {
+            // In a prepared call, only rows that see no key can have a position out of range.
+            Positions::Index => u32::try_from(index).unwrap_or(0),
+            Positions::Start(start) => start.saturating_add(token as u32),
+            Positions::Explicit(list) => list[token],
+        };
+        match self.rotary {
+            Rotary::CosSin(given) => {
+                let row = if given.is_by_token() { usize::try_from(index).unwrap_or(0) } else { position as usize };
+                given.copy_row(row.min(given.rows() - 1), cos, sin);
+            }
+            Rotary::Table(table) => {
+                let position = position.min(table.max_positions() - 1);
+                let base = RotaryTable::base_of(position);
+                if self.base != Some(base) {
+                    table.base_row(position, self.base_cos, self.base_sin);
+                    self.base = Some(base);
+                }
+                let (fine_cos, fine_sin) = table.fine_row(position);
+                let (fine_cos, fine_sin) = (&fine_cos[..self.padded], &fine_sin[..self.padded]);
+                // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                unsafe { (self.kernels.angles)(self.base_cos, self.base_sin, fine_cos, fine_sin, cos, sin) };
+            }
+        }
+    }
+
+    /// The rotation of the rows last filled; `None` if the frequencies turn nothing.
+    pub(crate) fn rotation(&self) -> Option<Rotation<'_>> {
+        let angles = Angles { cos: self.cos, sin: self.sin, at: &self.at[..self.rows] };
+        (self.turn.pairs > 0).then_some(Rotation { turn: self.turn, angles })
+    }
+}

@@ -1,0 +1,562 @@
+//! The attention drivers: which keys meet which queries, in which order, through the functions of a tier. One driver
+//! for many query rows (pack, score tile, softmax, weighted sum), one for few (stream keys and values in place).
+//! No arithmetic on elements happens here, and no instruction set is named.
+
+use crate::angles::AngleRows;
+use crate::arena::Arena;
+use crate::call::{Call, Sequence};
+use crate::kernel::{DecodeScores, DecodeSum, Kernels, MAX_TILE, RowState, Rows, WeightedSum};
+use crate::softmax::{self, exact_exp2};
+use crate::tensor::RawTensor;
+use crate::{Slice, SliceMut};
+use core::ops::Range;
+
+/// Keys or values of one head of one sequence.
+#[derive(Clone, Copy)]
+struct Stored<'a> {
+    data: Slice<'a>,
+    token_stride: usize,
+    dim: usize,
+}
+
+impl<'a> Stored<'a> {
+    /// Writes the offsets of `slots` to `at` and makes rows of them.
+    fn rows<'r>(&self, slots: Range<usize>, at: &'r mut [usize; MAX_TILE]) -> Rows<'r>
+    where
+        'a: 'r,
+    {
+        let count = slots.len();
+        for (at, slot) in at.iter_mut().zip(slots) {
+            *at = slot * self.token_stride;
+        }
+        Rows { data: self.data, at: &at[..count], dim: self.dim }
+    }
+}
+
+/// What a task knows of its (sequence, key head).
+struct Head<'a> {
+    call: &'a Call<'a>,
+    s: &'a Sequence<'a>,
+    head: usize,
+    group: usize,
+    k: Stored<'a>,
+    v: Stored<'a>,
+}
+
+impl<'a> Call<'a> {
+    /// # Safety
+    ///
+    /// As [`Call::run_task`].
+    pub(crate) unsafe fn attend_task(&self, sequence: usize, task: usize, workspace: &mut [u8]) {
+        let s = &self.sequences[sequence];
+        let per_head = self.blocks(s);
+        let (head, part) = (task / per_head, task % per_head);
+        if self.stores_in_attend && s.new_len > 0 {
+            // SAFETY: no other task touches this head's span of the cache (`Plan::can_store_in_attend`).
+            unsafe { self.store_rows(s, head, 0..s.new_len, workspace) };
+        }
+        let group = self.plan.spec.group();
+        let cached = self.views.k_cache.is_some();
+        let (k, v, at) =
+            if cached { (self.views.k_cache, self.views.v_cache, s.cache) } else { (self.views.k, self.views.v, s.kv) };
+        let stored = |t: Option<RawTensor>| {
+            let t = t.expect("checked by prepare");
+            let len = t.head_extent(s.kv_len);
+            let start = if len == 0 { 0 } else { t.row(at.batch, at.token, head) };
+            // SAFETY: `prepare` checked the tokens and heads against the view. Nothing writes this span now: K and V are
+            // borrowed, and a cache is written in an earlier phase, or by this task alone, which is done with it.
+            let data = unsafe { t.slice(start, len) };
+            Stored { data, token_stride: t.strides.token, dim: t.shape.dim }
+        };
+        let this = Head { call: self, s, head, group, k: stored(k), v: stored(v) };
+        // SAFETY: passed on; `part` is this task's own.
+        unsafe {
+            if self.plan.is_few(s.q_len) {
+                this.few(sequence, part, per_head, workspace)
+            } else {
+                this.tile(part, workspace)
+            }
+        }
+    }
+
+    /// Merges the partial results of one (sequence, key head).
+    ///
+    /// # Safety
+    ///
+    /// As [`Call::run_task`].
+    pub(crate) unsafe fn merge_task(&self, sequence: usize, head: usize) {
+        let s = &self.sequences[sequence];
+        let (group, dv) = (self.plan.spec.group(), self.plan.spec.head_dim_v);
+        let splits = self.blocks(s);
+        let rows = s.q_len * group;
+        // The first partial becomes the result. SAFETY: the partials of this (sequence, head) are this task's alone.
+        let partial = |split| unsafe { self.partial(sequence, head * splits + split) };
+        let (acc, state) = partial(0).split_at_mut(rows * dv);
+        for split in 1..splits {
+            let (other_acc, other_state) = partial(split).split_at_mut(rows * dv);
+            for r in 0..rows {
+                let (a, b) = (
+                    RowState { max: state[2 * r], sum: state[2 * r + 1] },
+                    RowState { max: other_state[2 * r], sum: other_state[2 * r + 1] },
+                );
+                let max = if b.max > a.max { b.max } else { a.max };
+                // A side that saw nothing but -inf has maximum -inf and sum 0 (or NaN, which must survive).
+                let factor =
+                    |side: RowState| if side.max == f32::NEG_INFINITY { 1.0 } else { exact_exp2(side.max - max) };
+                let (fa, fb) = (factor(a), factor(b));
+                state[2 * r] = max;
+                state[2 * r + 1] = a.sum * fa + b.sum * fb;
+                let (row, other) = (&mut acc[r * dv..][..dv], &other_acc[r * dv..][..dv]);
+                for (x, &y) in row.iter_mut().zip(other) {
+                    *x = *x * fa + y * fb;
+                }
+            }
+        }
+        for r in 0..rows {
+            let row_state = RowState { max: state[2 * r], sum: state[2 * r + 1] };
+            // SAFETY: this task writes the rows of its own (sequence, head).
+            unsafe { self.finish_row(s, head, r, &mut acc[r * dv..][..dv], row_state) };
+        }
+    }
+
+    /// Writes flattened row `r` of a head: the accumulated values over the sum, and lse.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else touches that row of the output and of lse meanwhile.
+    unsafe fn finish_row(&self, s: &Sequence<'_>, head: usize, r: usize, acc: &mut [f32], state: RowState) {
+        let group = self.plan.spec.group();
+        let (token, head) = (s.q.token + r / group, head * group + r % group);
+        let out = self.views.out.expect("checked by prepare");
+        // SAFETY: `prepare` checked the row against the view; exclusion is the caller's.
+        let dst = unsafe { out.slice_mut(out.row(s.q.batch, token, head), acc.len()) };
+        let factor = if state.sum == 0.0 {
+            acc.fill(0.0);
+            1.0
+        } else {
+            1.0 / state.sum
+        };
+        // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+        unsafe { (self.plan.kernels().store)(acc, factor, dst) };
+        if let Some(lse) = self.views.lse {
+            // SAFETY: as for the output.
+            if let SliceMut::F32(dst) = unsafe { lse.slice_mut(lse.row(s.q.batch, token, head), 1) } {
+                dst[0] = softmax::lse(state);
+            }
+        }
+    }
+}
+
+/// Tiles of a superblock at most; see [`crate::plan::Tile`].
+const MAX_KEY_TILES: usize = 4;
+
+impl<'a> Head<'a> {
+    fn visible(&self, row: usize) -> Range<usize> {
+        self.call.plan.visible(self.s, row / self.group)
+    }
+
+    /// Slots that any of these flattened rows sees.
+    fn block_visible(&self, rows: &Range<usize>) -> Range<usize> {
+        self.call.plan.block_visible(self.s, rows.start / self.group..(rows.end - 1) / self.group + 1)
+    }
+
+    fn key_angles<'w>(&self, floats: &'w mut [f32]) -> Option<AngleRows<'w>>
+    where
+        'a: 'w,
+    {
+        let plan = &self.call.plan;
+        let (turn, rotary) = (plan.turn?, self.s.rotary.filter(|_| plan.rotates_on_read())?);
+        let tokens = (self.s.k_positions, self.s.kv_start);
+        Some(AngleRows::new(plan.kernels(), turn, rotary, tokens, plan.padded_pairs(), floats))
+    }
+
+    fn query_angles<'w>(&self, floats: &'w mut [f32]) -> Option<AngleRows<'w>>
+    where
+        'a: 'w,
+    {
+        let plan = &self.call.plan;
+        let (turn, rotary) = (plan.turn?, self.s.rotary.filter(|_| plan.spec.rotate_q)?);
+        let tokens = (self.s.q_positions, self.s.q_start);
+        Some(AngleRows::new(plan.kernels(), turn, rotary, tokens, plan.padded_pairs(), floats))
+    }
+
+    /// Flattened query rows `rows` of this head, at most [`MAX_TILE`] of them.
+    fn query_rows<'r>(&self, rows: Range<usize>, at: &'r mut [usize; MAX_TILE]) -> Rows<'r>
+    where
+        'a: 'r,
+    {
+        let q = self.call.views.q.expect("checked by prepare");
+        let offset = |token, head| q.row(self.s.q.batch, self.s.q.token + token, self.head * self.group + head);
+        let start = offset(0, 0);
+        let len = (self.group - 1) * q.strides.head + q.head_extent(self.s.q_len);
+        let count = rows.len();
+        for (at, r) in at.iter_mut().zip(rows) {
+            *at = offset(r / self.group, r % self.group) - start;
+        }
+        // SAFETY: `prepare` checked the tokens and heads against the view, and Q is only read while the call lives.
+        let data = unsafe { q.slice(start, len) };
+        Rows { data, at: &at[..count], dim: q.shape.dim }
+    }
+
+    /// Many rows: the keys and values of a superblock are rotated and packed once, then every strip of `mr` rows passes
+    /// over them with its scores in L1.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else touches the output rows of this block meanwhile.
+    unsafe fn tile(&self, block: usize, workspace: &mut [u8]) {
+        let plan = &self.call.plan;
+        let (kernels, tile) = (plan.kernels(), plan.tile);
+        let (d, dv, padded_v) = (plan.spec.head_dim_qk, plan.spec.head_dim_v, plan.padded_v());
+        let mr = tile.mr;
+        let rows = self.call.block(self.s, block);
+        let strips = rows.len().div_ceil(mr);
+
+        let mut arena = Arena::new(workspace);
+        let q_panels = arena.take(strips * mr * d);
+        let acc = arena.take(strips * mr * padded_v);
+        let max = arena.take(strips * mr);
+        let sum = arena.take(strips * mr);
+        let mut packed = Packed {
+            k_panels: arena.take(tile.superblock * d),
+            v_tiles: arena.take(tile.superblock * padded_v),
+            finite: [true; MAX_KEY_TILES],
+        };
+        let mut strip_scratch = StripScratch {
+            scores: arena.take(mr * tile.key_tile),
+            factors: arena.take(mr),
+            spare: arena.take(mr * padded_v),
+        };
+        let angle_floats = arena.take(plan.angle_floats(mr.max(tile.nr)));
+        acc.fill(0.0);
+        max.fill(RowState::EMPTY.max);
+        sum.fill(RowState::EMPTY.sum);
+
+        let seen = self.block_visible(&rows);
+        let mut base = seen.start / tile.superblock * tile.superblock;
+        while base < seen.end {
+            let keys = base.max(seen.start)..(base + tile.superblock).min(seen.end);
+            self.pack(&mut packed, base, keys.clone(), angle_floats);
+            for strip in 0..strips {
+                let first = rows.start + strip * mr;
+                let strip_rows = first..rows.end.min(first + mr);
+                let strip_seen = self.block_visible(&strip_rows);
+                let now = strip_seen.start.max(keys.start)..strip_seen.end.min(keys.end);
+                if now.is_empty() {
+                    continue;
+                }
+                let q_panel = &mut q_panels[strip * mr * d..][..mr * d];
+                if strip_seen.start >= base {
+                    let mut at = [0; MAX_TILE];
+                    let mut angles = self.query_angles(angle_floats);
+                    if let Some(angles) = &mut angles {
+                        angles.fill_grouped(strip_rows.clone(), self.group);
+                    }
+                    let rotation = angles.as_ref().and_then(AngleRows::rotation);
+                    let q_rows = self.query_rows(strip_rows.clone(), &mut at);
+                    // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                    unsafe { (kernels.pack_q)(q_rows, rotation, plan.q_scale, q_panel) };
+                }
+                let state = (&mut max[strip * mr..][..mr], &mut sum[strip * mr..][..mr]);
+                let acc = &mut acc[strip * mr * padded_v..][..mr * padded_v];
+                self.strip(&packed, base, now, strip_rows, q_panel, state, acc, &mut strip_scratch);
+            }
+            base += tile.superblock;
+        }
+
+        for (i, r) in rows.enumerate() {
+            let state = RowState { max: max[i], sum: sum[i] };
+            // SAFETY: the caller's duty.
+            unsafe { self.call.finish_row(self.s, self.head, r, &mut acc[i * padded_v..][..dv], state) };
+        }
+    }
+
+    /// Rotates and packs the keys and values in slots `keys` of the superblock at `base`, in whole panels.
+    fn pack(&self, packed: &mut Packed<'_>, base: usize, keys: Range<usize>, angle_floats: &mut [f32]) {
+        let plan = &self.call.plan;
+        let (kernels, tile, d, padded_v) = (plan.kernels(), plan.tile, plan.spec.head_dim_qk, plan.padded_v());
+        let nr = tile.nr;
+        let mut angles = self.key_angles(angle_floats);
+        let mut at = [0; MAX_TILE];
+        packed.finite = [true; MAX_KEY_TILES];
+        for panel in (keys.start - base) / nr..(keys.end - base).div_ceil(nr) {
+            let slots = base + panel * nr..(base + (panel + 1) * nr).min(keys.end);
+            if let Some(angles) = &mut angles {
+                angles.fill(slots.clone());
+            }
+            let rotation = angles.as_ref().and_then(AngleRows::rotation);
+            let k_panel = &mut packed.k_panels[panel * nr * d..][..nr * d];
+            let k_rows = self.k.rows(slots.clone(), &mut at);
+            // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+            unsafe { (kernels.pack_k)(k_rows, rotation, k_panel) };
+            let (t, first) = (panel * nr / tile.key_tile, panel * nr % tile.key_tile);
+            let v_tile = &mut packed.v_tiles[t * tile.key_tile * padded_v..][..tile.key_tile * padded_v];
+            let v_rows = self.v.rows(slots, &mut at);
+            // SAFETY: as above.
+            packed.finite[t] &= unsafe { (kernels.pack_v)(v_rows, first, tile.key_tile, v_tile) };
+        }
+    }
+
+    /// One strip of query rows against the slots `keys` of the packed superblock at `base`, key tile by key tile.
+    #[allow(clippy::too_many_arguments)]
+    fn strip(
+        &self,
+        packed: &Packed<'_>,
+        base: usize,
+        keys: Range<usize>,
+        rows: Range<usize>,
+        q_panel: &[f32],
+        (max, sum): (&mut [f32], &mut [f32]),
+        acc: &mut [f32],
+        scratch: &mut StripScratch<'_>,
+    ) {
+        let plan = &self.call.plan;
+        let (kernels, tile, d, padded_v) = (plan.kernels(), plan.tile, plan.spec.head_dim_qk, plan.padded_v());
+        let (mr, nr, key_tile) = (tile.mr, tile.nr, tile.key_tile);
+        let StripScratch { scores, factors, spare } = scratch;
+        for t in (keys.start - base) / key_tile..(keys.end - base).div_ceil(key_tile) {
+            let tile_base = base + t * key_tile;
+            // Slots relative to the tile, and whole panels around them.
+            let local = |slots: &Range<usize>| {
+                slots.start.clamp(tile_base, tile_base + key_tile) - tile_base
+                    ..slots.end.clamp(tile_base, tile_base + key_tile) - tile_base
+            };
+            let now = local(&keys);
+            let columns = now.start / nr * nr..now.end.next_multiple_of(nr);
+            let k_at = (t * key_tile + columns.start) * d;
+            let k_panels = &packed.k_panels[k_at..k_at + columns.len() * d];
+            // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+            unsafe { (kernels.scores)(q_panel, k_panels, d, &mut scores[columns.start..], key_tile) };
+
+            let mut same = true;
+            for r in 0..mr {
+                let s = &mut scores[r * key_tile..][columns.clone()];
+                let seen = if r < rows.len() { local(&self.visible(rows.start + r)) } else { 0..0 };
+                let seen = seen.start.max(now.start)..seen.end.min(now.end);
+                same &= seen == now || r >= rows.len();
+                if seen.is_empty() {
+                    s.fill(0.0);
+                    factors[r] = 1.0;
+                    continue;
+                }
+                let mut state = RowState { max: max[r], sum: sum[r] };
+                let (lo, hi) = (seen.start - columns.start, seen.end - columns.start);
+                // SAFETY: as above.
+                factors[r] = unsafe { (kernels.softmax)(s, lo, hi, &mut state) };
+                (max[r], sum[r]) = (state.max, state.sum);
+            }
+
+            let v_tile = &packed.v_tiles[t * key_tile * padded_v..][..key_tile * padded_v];
+            let weighted_sum = |from, to, factors: &[f32], acc: &mut [f32]| {
+                let p = &scores[..];
+                let args = WeightedSum {
+                    p,
+                    p_stride: key_tile,
+                    from,
+                    to,
+                    v: v_tile,
+                    tile_keys: key_tile,
+                    factors,
+                    acc,
+                    acc_stride: padded_v,
+                };
+                // SAFETY: as above.
+                unsafe { (kernels.weighted_sum)(args) };
+            };
+            if same || packed.finite[t] {
+                weighted_sum(now.start, now.end, factors, acc);
+                continue;
+            }
+            // Some value here is infinite or NaN, and some row must not meet it, not even with weight 0: each row by
+            // itself over its own keys. The other rows of `spare` are computed and dropped.
+            for r in 0..rows.len() {
+                let seen = local(&self.visible(rows.start + r));
+                let row = r * padded_v..(r + 1) * padded_v;
+                spare.fill(0.0);
+                spare[row.clone()].copy_from_slice(&acc[row.clone()]);
+                weighted_sum(seen.start.max(now.start), seen.end.min(now.end).max(now.start), factors, spare);
+                acc[row.clone()].copy_from_slice(&spare[row]);
+            }
+        }
+    }
+
+    /// Few rows: keys and values are streamed once, in place, for the whole group.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else touches the output rows of this (sequence, head) meanwhile, or, if it is split, partial `split`.
+    unsafe fn few(&self, sequence: usize, split: usize, splits: usize, workspace: &mut [u8]) {
+        let plan = &self.call.plan;
+        let (kernels, tile) = (plan.kernels(), plan.tile);
+        let (d, dv) = (plan.spec.head_dim_qk, plan.spec.head_dim_v);
+        let (key_tile, chunk) = (tile.few_key_tile, kernels.decode_rows);
+        let rows = self.s.q_len * self.group;
+
+        let mut arena = Arena::new(workspace);
+        let q = arena.take(rows * d);
+        let own_acc = arena.take(rows * dv);
+        let max = arena.take(rows);
+        let sum = arena.take(rows);
+        let factors = arena.take(rows);
+        let scores = arena.take(rows * key_tile);
+        let angle_floats = arena.take(plan.angle_floats(key_tile));
+        max.fill(RowState::EMPTY.max);
+        sum.fill(RowState::EMPTY.sum);
+
+        let mut at = [0; MAX_TILE];
+        let mut angles = self.query_angles(angle_floats);
+        for first in (0..rows).step_by(chunk) {
+            let now = first..rows.min(first + chunk);
+            if let Some(angles) = &mut angles {
+                angles.fill_grouped(now.clone(), self.group);
+            }
+            let rotation = angles.as_ref().and_then(AngleRows::rotation);
+            let q_rows = self.query_rows(now.clone(), &mut at);
+            // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+            unsafe { (kernels.load)(q_rows, rotation, plan.q_scale, &mut q[now.start * d..now.end * d], d) };
+        }
+
+        let acc = if splits > 1 {
+            let head_task = self.head * splits + split;
+            // SAFETY: the caller's duty.
+            let partial = unsafe { self.call.partial(sequence, head_task) };
+            &mut partial[..rows * dv]
+        } else {
+            own_acc
+        };
+        acc.fill(0.0);
+
+        let seen = self.block_visible(&(0..rows));
+        let end = seen.end.min((split + 1) * tile.split_keys);
+        let mut base = seen.start.max(split * tile.split_keys) / key_tile * key_tile;
+        let mut angles = self.key_angles(angle_floats);
+        let (mut k_at, mut v_at) = ([0; MAX_TILE], [0; MAX_TILE]);
+        while base < end {
+            let slots = base.max(seen.start)..end.min(base + key_tile);
+            let next = slots.end..end.min(slots.end + key_tile);
+            if let Some(angles) = &mut angles {
+                angles.fill(slots.clone());
+            }
+            let v_rows = self.v.rows(slots.clone(), &mut v_at);
+            let k_rows = self.k.rows(slots.clone(), &mut k_at);
+            let stride = key_tile;
+            for first in (0..rows).step_by(chunk) {
+                let args = DecodeScores {
+                    q: &q[first * d..],
+                    q_stride: d,
+                    rows: chunk.min(rows - first),
+                    k: k_rows,
+                    rotation: angles.as_ref().and_then(AngleRows::rotation),
+                    ahead: (first == 0).then_some(v_rows),
+                    s: &mut scores[first * stride..],
+                    s_stride: stride,
+                };
+                // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                unsafe { (kernels.decode_scores)(args) };
+            }
+            let local = |r: usize| {
+                let seen = self.visible(r);
+                let (lo, hi) = (seen.start.max(slots.start), seen.end.min(slots.end));
+                lo - slots.start..hi.max(lo) - slots.start
+            };
+            for r in 0..rows {
+                let seen = local(r);
+                factors[r] = 1.0;
+                if !seen.is_empty() {
+                    let s = &mut scores[r * stride..][..slots.len().next_multiple_of(8)];
+                    let mut state = RowState { max: max[r], sum: sum[r] };
+                    // SAFETY: as above.
+                    factors[r] = unsafe { (kernels.softmax)(s, seen.start, seen.end, &mut state) };
+                    (max[r], sum[r]) = (state.max, state.sum);
+                }
+            }
+            let next_k = self.k.rows(next, &mut k_at);
+            for first in (0..rows).step_by(chunk) {
+                let now = first..rows.min(first + chunk);
+                let ahead = (first == 0).then_some(next_k);
+                sum_values(kernels, now, local, v_rows, ahead, (scores, stride), factors, (acc, dv));
+            }
+            base += key_tile;
+        }
+
+        if splits > 1 {
+            let head_task = self.head * splits + split;
+            // SAFETY: the caller's duty; the borrow above has ended.
+            let partial = unsafe { self.call.partial(sequence, head_task) };
+            for (r, state) in partial[rows * dv..].chunks_exact_mut(2).enumerate() {
+                state.copy_from_slice(&[max[r], sum[r]]);
+            }
+        } else {
+            for r in 0..rows {
+                let state = RowState { max: max[r], sum: sum[r] };
+                // SAFETY: the caller's duty.
+                unsafe { self.call.finish_row(self.s, self.head, r, &mut acc[r * dv..][..dv], state) };
+            }
+        }
+    }
+}
+
+/// The weighted sum of a key tile for a chunk of rows in place. Keys that only some of the rows see are met by those
+/// rows alone: a masked value may be NaN.
+#[allow(clippy::too_many_arguments)]
+fn sum_values(
+    kernels: &Kernels,
+    rows: Range<usize>,
+    seen: impl Fn(usize) -> Range<usize>,
+    v: Rows<'_>,
+    ahead: Option<Rows<'_>>,
+    (p, p_stride): (&[f32], usize),
+    factors: &[f32],
+    (acc, acc_stride): (&mut [f32], usize),
+) {
+    const ONES: [f32; MAX_TILE] = [1.0; MAX_TILE];
+    let mut run = |rows: Range<usize>, keys: Range<usize>, factors: &[f32], ahead| {
+        let args = DecodeSum {
+            p: &p[rows.start * p_stride + keys.start..],
+            p_stride,
+            rows: rows.len(),
+            v: Rows { at: &v.at[keys], ..v },
+            ahead,
+            factors,
+            acc: &mut acc[rows.start * acc_stride..],
+            acc_stride,
+        };
+        // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+        unsafe { (kernels.decode_sum)(args) };
+    };
+    // Visible ranges neither start nor end earlier in later rows.
+    let (first, last) = (seen(rows.start), seen(rows.end - 1));
+    let shared = last.start..first.end;
+    if first == last {
+        run(rows.clone(), shared, &factors[rows], ahead);
+        return;
+    }
+    if shared.start >= shared.end {
+        for r in rows {
+            run(r..r + 1, seen(r), &factors[r..r + 1], None);
+        }
+        return;
+    }
+    for r in rows.clone() {
+        run(r..r + 1, seen(r).start..shared.start, &factors[r..r + 1], None);
+    }
+    run(rows.clone(), shared.clone(), &ONES[..rows.len()], ahead);
+    for r in rows {
+        run(r..r + 1, shared.end..seen(r).end, &ONES[..1], None);
+    }
+}
+
+/// The packed keys and values of a superblock.
+struct Packed<'w> {
+    k_panels: &'w mut [f32],
+    v_tiles: &'w mut [f32],
+    /// Which key tiles hold finite values only.
+    finite: [bool; MAX_KEY_TILES],
+}
+
+/// What a strip needs besides its own rows.
+struct StripScratch<'w> {
+    scores: &'w mut [f32],
+    factors: &'w mut [f32],
+    spare: &'w mut [f32],
+}

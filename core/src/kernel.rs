@@ -1,0 +1,351 @@
+//! The seam between the drivers and the tiers: what a tile kernel gets and what it owes.
+//!
+//! A tier is one static [`Kernels`] table of functions over slices. No SIMD type crosses it, and no function in it
+//! knows of heads, batches, masks or tasks: those are the drivers' business. Packing layouts marked *private* belong
+//! to the tier and are only ever read back by functions of the same table.
+
+use crate::{PairStyle, Slice, SliceMut};
+use core::fmt;
+
+/// Upper bound of [`Kernels::mr`] and [`Kernels::nr`], so that drivers can keep row lists on the stack.
+pub const MAX_TILE: usize = 64;
+
+/// Angle rows are padded to a multiple of this many pairs, so that kernels may load cos and sin in whole vectors.
+pub const ANGLE_PAD: usize = 16;
+
+/// Rows of one matrix, wherever they lie: row `r` is `data[at[r]..at[r] + dim]`.
+///
+/// The list of offsets is what makes strided, grouped and paged storage the same thing to a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// The elements.
+    pub data: Slice<'a>,
+    /// Offset of each row in `data`.
+    pub at: &'a [usize],
+    /// Elements in a row, at least 1.
+    pub dim: usize,
+}
+
+/// Which elements of a row turn together.
+///
+/// Pair `i` is `(offset + i, offset + i + distance)` for [`PairStyle::Half`] and
+/// `(offset + 2 i, offset + 2 i + 1)` for [`PairStyle::Interleaved`] (then `distance` is 1). For `Half`,
+/// `pairs <= distance`: the two runs never overlap. Elements in no pair pass through unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// How elements pair up.
+    pub style: PairStyle,
+    /// First element of the first pair.
+    pub offset: usize,
+    /// Number of pairs, at least 1.
+    pub pairs: usize,
+    /// Distance between the two elements of a pair.
+    pub distance: usize,
+}
+
+impl Turn {
+    /// Indices of the two elements of pair `i`.
+    pub const fn pair(&self, i: usize) -> (usize, usize) {
+        match self.style {
+            PairStyle::Half => (self.offset + i, self.offset + i + self.distance),
+            PairStyle::Interleaved => (self.offset + 2 * i, self.offset + 2 * i + 1),
+        }
+    }
+
+    /// One past the last element that turns.
+    pub const fn end(&self) -> usize {
+        self.pair(self.pairs - 1).1 + 1
+    }
+}
+
+/// Cos and sin of the rotation of each row: row `r` starts at `cos[at[r]]` and `sin[at[r]]`.
+///
+/// From every start there are at least `pairs` rounded up to [`ANGLE_PAD`] readable elements in both.
+#[derive(Clone, Copy, Debug)]
+pub struct Angles<'a> {
+    /// Cosines, amplitude applied.
+    pub cos: &'a [f32],
+    /// Sines, amplitude applied.
+    pub sin: &'a [f32],
+    /// Where each row's angles start.
+    pub at: &'a [usize],
+}
+
+/// A rotation of rows: `x' = fma(x, cos, -(y * sin))`, `y' = fma(y, cos, x * sin)`.
+///
+/// Every kernel of a tier must use exactly these operations (a tier without fused multiply-add rounds the product),
+/// so that a key has the same bits whether it is rotated into a cache, into a panel or on the fly.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation<'a> {
+    /// Which elements.
+    pub turn: Turn,
+    /// By which angles.
+    pub angles: Angles<'a>,
+}
+
+/// Running maximum and sum of one row's softmax, in base 2.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowState {
+    /// The running maximum, rounded up to an integer, so that every rescale is an exact power of two; -inf before the
+    /// first visible key.
+    pub max: f32,
+    /// Sum of `2^(s - max)`.
+    pub sum: f32,
+}
+
+impl RowState {
+    /// No key seen yet.
+    pub const EMPTY: RowState = RowState { max: f32::NEG_INFINITY, sum: 0.0 };
+}
+
+/// Names of the kernels that a plan can print; each follows `<op>[_<dtypes>][_<MR>x<NR>]_<tier>`.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelNames {
+    /// The prefill score tile.
+    pub scores: &'static str,
+    /// The prefill weighted sum.
+    pub weighted_sum: &'static str,
+    /// The few-row score pass.
+    pub decode_scores: &'static str,
+    /// The few-row weighted sum.
+    pub decode_sum: &'static str,
+    /// The row rotation.
+    pub load: &'static str,
+}
+
+/// The functions of one tier.
+///
+/// Each is `unsafe` for one reason: it may use every instruction of the tier, so **the CPU must have the tier's
+/// features** (which holding a [`Tier`] proves). Each checks the lengths of its slices and panics rather than leave
+/// them; drivers never let that happen. Row lists may be shorter than a tile: functions say what they do with the rest.
+#[derive(Debug)]
+pub struct Kernels {
+    /// Which tier this is.
+    pub tier: TierName,
+    /// Query rows of a tile.
+    pub mr: usize,
+    /// Key columns of a score tile. Key tiles are multiples of it.
+    pub nr: usize,
+    /// Value columns of a weighted-sum tile; value rows are padded to a multiple of it.
+    pub nv: usize,
+    /// Most query rows that the `decode` functions take in one call.
+    pub decode_rows: usize,
+    /// For messages.
+    pub names: KernelNames,
+
+    /// `angles(base_cos, base_sin, fine_cos, fine_sin, cos, sin)`: the sums of two angles, element by element:
+    /// `cos = fma(bc, fc, -(bs * fs))`, `sin = fma(bs, fc, bc * fs)`. All six have the same length, a multiple of
+    /// [`ANGLE_PAD`].
+    pub angles: unsafe fn(&[f32], &[f32], &[f32], &[f32], &mut [f32], &mut [f32]),
+
+    /// `load(rows, rotation, scale, out, out_stride)`: widens, rotates and multiplies by `scale` (1 leaves the bits
+    /// alone), and writes row `r` to `out[r * out_stride..][..dim]`. Writes nothing else.
+    pub load: unsafe fn(Rows<'_>, Option<Rotation<'_>>, f32, &mut [f32], usize),
+
+    /// `store(src, factor, dst)`: `dst[i] = src[i] * factor` rounded once to `dst`'s type (to nearest, ties to even);
+    /// equal lengths. A factor of 1 leaves f32 bits alone.
+    pub store: unsafe fn(&[f32], f32, SliceMut<'_>),
+
+    /// `pack_q(rows, rotation, scale, panel)`: up to `mr` query rows, rotated and scaled, into one *private* panel of
+    /// `mr * dim` elements. Missing rows become zeros.
+    pub pack_q: unsafe fn(Rows<'_>, Option<Rotation<'_>>, f32, &mut [f32]),
+
+    /// `pack_k(rows, rotation, panel)`: up to `nr` key rows, rotated, into one *private* panel of `nr * dim` elements.
+    /// Missing rows become zeros.
+    pub pack_k: unsafe fn(Rows<'_>, Option<Rotation<'_>>, &mut [f32]),
+
+    /// `pack_v(rows, first, keys, tile) -> finite`: widens value rows into a tile of column panels: element `c` of the
+    /// key at index `first + r` goes to `tile[(c / nv) * keys * nv + (first + r) * nv + c % nv]`. Columns from `dim`
+    /// up to the next multiple of `nv` become zeros. Returns false if any element is infinite or NaN.
+    pub pack_v: unsafe fn(Rows<'_>, usize, usize, &mut [f32]) -> bool,
+
+    /// `scores(q_panel, k_panels, dim, s, s_stride)`: for each of the `k_panels.len() / (nr * dim)` panels `p`,
+    /// `s[r * s_stride + p * nr + c] = q_r . k_(p, c)` for all `mr` rows; each score is one chain of fused
+    /// multiply-adds over the row's elements in order, starting from 0.
+    pub scores: unsafe fn(&[f32], &[f32], usize, &mut [f32], usize),
+
+    /// `softmax(s, lo, hi, state) -> factor`: one row. Keys `lo..hi` of `s` are visible (`lo < hi <= s.len()`, and
+    /// `s.len()` is a multiple of `nr`, or of 8 in the decode path). Raises `state.max` to the ceiling of the largest
+    /// visible score where that is greater, replaces visible scores by `2^(s - max)` and all others by 0, whatever
+    /// they were, adds the visible weights to `state.sum` (rescaled first), and returns `2^(old max - new max)`, by
+    /// which the caller's accumulated row must be multiplied (0 for the first visible key). A weight below 2^-126 is 0.
+    ///
+    /// A visible NaN or +inf makes the sum NaN. Visible -inf weighs 0; while a row has seen nothing else its maximum
+    /// stays -inf and its sum 0, the weights are 0 and the factor is 1.
+    ///
+    /// The sum's order depends on the indices in `s` alone, so `lo` and `hi` may differ between calls that see the
+    /// same keys without changing bits. Use [`crate::softmax`]'s constants.
+    pub softmax: unsafe fn(&mut [f32], usize, usize, &mut RowState) -> f32,
+
+    /// `weighted_sum(p, p_stride, keys_from, keys_to, v_tile, tile_keys, factors, acc, acc_stride)`: for all `mr` rows and
+    /// all `v_tile.len() / tile_keys` padded columns: `acc[r * acc_stride + c] = acc * factors[r]`, then one chain of
+    /// fused multiply-adds of `p[r * p_stride + j] * v_j[c]` over keys `j` in `keys_from..keys_to`, in order.
+    pub weighted_sum: unsafe fn(WeightedSum<'_>),
+
+    /// `decode_scores(q, q_stride, rows, k, rotation, ahead, s, s_stride)`: few-row scores against keys in place:
+    /// `s[r * s_stride + j] = q_r . k_j` for `rows <= decode_rows` and every key `j` of `k`, keys rotated in registers if a
+    /// rotation is given. Each key is read from memory once for all rows. `ahead` names rows that will be read next:
+    /// a prefetch hint, never read.
+    pub decode_scores: unsafe fn(DecodeScores<'_>),
+
+    /// `decode_sum(...)`: few-row weighted sum of values in place: `acc[r * acc_stride + c] = acc * factors[r]`, then a
+    /// chain of fused multiply-adds over the keys in order. Each value row is read from memory once for all rows.
+    pub decode_sum: unsafe fn(DecodeSum<'_>),
+}
+
+/// Arguments of [`Kernels::weighted_sum`].
+#[derive(Debug)]
+pub struct WeightedSum<'a> {
+    /// Weights, `mr` rows.
+    pub p: &'a [f32],
+    /// Elements between rows of `p`.
+    pub p_stride: usize,
+    /// First key.
+    pub from: usize,
+    /// One past the last key; at most `tile_keys`.
+    pub to: usize,
+    /// Values as [`Kernels::pack_v`] wrote them: column panels of `tile_keys * nv`.
+    pub v: &'a [f32],
+    /// Keys that a tile has room for.
+    pub tile_keys: usize,
+    /// A factor for each of the `mr` accumulated rows.
+    pub factors: &'a [f32],
+    /// Accumulated rows, `mr` of them, padded to a multiple of `nv` columns.
+    pub acc: &'a mut [f32],
+    /// Elements between rows of `acc`.
+    pub acc_stride: usize,
+}
+
+/// Arguments of [`Kernels::decode_scores`].
+#[derive(Debug)]
+pub struct DecodeScores<'a> {
+    /// Query rows, rotated and scaled, f32.
+    pub q: &'a [f32],
+    /// Elements between query rows, at least `k.dim`.
+    pub q_stride: usize,
+    /// Query rows, `1..=decode_rows`.
+    pub rows: usize,
+    /// Keys in place.
+    pub k: Rows<'a>,
+    /// Rotation of the keys, if they are raw.
+    pub rotation: Option<Rotation<'a>>,
+    /// Rows that will be read next.
+    pub ahead: Option<Rows<'a>>,
+    /// Scores.
+    pub s: &'a mut [f32],
+    /// Elements between rows of `s`.
+    pub s_stride: usize,
+}
+
+/// Arguments of [`Kernels::decode_sum`].
+#[derive(Debug)]
+pub struct DecodeSum<'a> {
+    /// Weights: row `r`, key `j` at `p[r * p_stride + j]`.
+    pub p: &'a [f32],
+    /// Elements between rows of `p`.
+    pub p_stride: usize,
+    /// Rows, `1..=decode_rows`.
+    pub rows: usize,
+    /// Values in place.
+    pub v: Rows<'a>,
+    /// Rows that will be read next: a prefetch hint, never read.
+    pub ahead: Option<Rows<'a>>,
+    /// A factor for each accumulated row.
+    pub factors: &'a [f32],
+    /// Accumulated rows of at least `v.dim` elements; nothing past `v.dim` is touched.
+    pub acc: &'a mut [f32],
+    /// Elements between rows of `acc`.
+    pub acc_stride: usize,
+}
+
+/// Saves, sets and restores the floating-point control state around a task.
+///
+/// A host may run with flush-to-zero or another rounding mode; results must not depend on it, and the host must find
+/// its state unchanged.
+#[derive(Debug)]
+pub struct FpControl {
+    /// Sets the default state (round to nearest even, no flushing, exceptions masked) and returns the state before.
+    pub enter: fn() -> u64,
+    /// Restores what `enter` returned.
+    pub leave: fn(u64),
+}
+
+/// For platforms whose floating-point state can't be changed, or is nobody's to change.
+pub static FP_CONTROL_NONE: FpControl = FpControl { enter: || 0, leave: |_| () };
+
+/// The name of an ISA level, from least to most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TierName {
+    /// Scalar Rust; always there.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL and DQ.
+    Avx512,
+    /// Baseline aarch64.
+    Neon,
+}
+
+impl TierName {
+    /// The name used in messages, kernel names and environment variables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TierName::Portable => "portable",
+            TierName::Avx2 => "avx2",
+            TierName::Avx512 => "avx512",
+            TierName::Neon => "neon",
+        }
+    }
+
+    /// The tier of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [TierName::Portable, TierName::Avx2, TierName::Avx512, TierName::Neon].into_iter().find(|t| t.name() == name)
+    }
+}
+
+impl fmt::Display for TierName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A tier that this CPU can run: the proof that lets drivers call its [`Kernels`].
+#[derive(Clone, Copy, Debug)]
+pub struct Tier {
+    kernels: &'static Kernels,
+    fp: &'static FpControl,
+}
+
+impl Tier {
+    /// Declares that this CPU can run `kernels`.
+    ///
+    /// # Safety
+    ///
+    /// - The CPU, and the operating system's saved state, support every instruction that `kernels` may use, on every
+    ///   thread that will run a task.
+    /// - Every function of `kernels` keeps the contract that its field documents.
+    pub const unsafe fn new(kernels: &'static Kernels, fp: &'static FpControl) -> Self {
+        Tier { kernels, fp }
+    }
+
+    /// Which tier.
+    pub const fn name(&self) -> TierName {
+        self.kernels.tier
+    }
+
+    /// The functions.
+    pub const fn kernels(&self) -> &'static Kernels {
+        self.kernels
+    }
+
+    pub(crate) const fn fp(&self) -> &'static FpControl {
+        self.fp
+    }
+}
+
+impl PartialEq for Tier {
+    fn eq(&self, other: &Self) -> bool {
+        core::ptr::eq(self.kernels, other.kernels)
+    }
+}

@@ -1,0 +1,274 @@
+//! The portable tier: every kernel in scalar Rust. It runs everywhere and is the readable statement of what the
+//! tiers with instructions of their own compute. No blocking by cache, heads or masks here: that is the drivers' part.
+//!
+//! It has no fused multiply-add (`core` has none without a library call per element): products are rounded. All its
+//! sums run key by key and element by element, so one-shot, chunked and step-by-step calls agree bit for bit as long as
+//! the keys are not split.
+
+use crate::kernel::{
+    DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, Rotation, RowState, Rows, Tier, TierName, WeightedSum,
+};
+use crate::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, exact_exp2};
+use crate::{Slice, SliceMut};
+use half::{bf16, f16};
+
+/// Rows of a tile: four chains of additions side by side hide the latency of one.
+const MR: usize = 4;
+/// Columns of a tile: one 32-byte line of f32, which compilers vectorise where the target has vectors.
+const NR: usize = 8;
+
+/// The table of the portable tier.
+static PORTABLE: Kernels = Kernels {
+    tier: TierName::Portable,
+    mr: MR,
+    nr: NR,
+    nv: NR,
+    decode_rows: 4,
+    names: KernelNames {
+        scores: "scores_4x8_portable",
+        weighted_sum: "weighted_sum_4x8_portable",
+        decode_scores: "decode_scores_portable",
+        decode_sum: "decode_sum_portable",
+        load: "load_portable",
+    },
+    angles: angles_portable,
+    load: load_portable,
+    store: store_portable,
+    pack_q: pack_q_portable,
+    pack_k: pack_k_portable,
+    pack_v: pack_v_portable,
+    scores: scores_4x8_portable,
+    softmax: softmax_portable,
+    weighted_sum: weighted_sum_4x8_portable,
+    decode_scores: decode_scores_portable,
+    decode_sum: decode_sum_portable,
+};
+
+/// The portable tier. `fp` keeps the host's floating-point state out of the results; a platform crate has one.
+pub const fn tier(fp: &'static FpControl) -> Tier {
+    // SAFETY: the table's functions are scalar Rust that every CPU runs, and the kernel battery holds them to the
+    // contracts of the fields.
+    unsafe { Tier::new(&PORTABLE, fp) }
+}
+
+/// A storage type, widened exactly.
+trait Widen: Copy {
+    fn widen(self) -> f32;
+}
+impl Widen for f32 {
+    fn widen(self) -> f32 {
+        self
+    }
+}
+impl Widen for f16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+impl Widen for bf16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+/// Element `i` of a row after rotation; `row` is the raw row and `r` its index in the angles' list.
+fn turned<T: Widen>(row: &[T], i: usize, rotation: Option<&Rotation<'_>>, r: usize) -> f32 {
+    let here = row[i].widen();
+    let Some(Rotation { turn, angles }) = rotation else { return here };
+    let (pair, second) = match turn.style {
+        crate::PairStyle::Half => {
+            let first = i.wrapping_sub(turn.offset);
+            let second = first.wrapping_sub(turn.distance);
+            if second < turn.pairs { (second, true) } else { (first, false) }
+        }
+        crate::PairStyle::Interleaved => {
+            let in_slice = i.wrapping_sub(turn.offset);
+            (in_slice / 2, in_slice % 2 == 1)
+        }
+    };
+    if i < turn.offset || pair >= turn.pairs {
+        return here;
+    }
+    let (cos, sin) = (angles.cos[angles.at[r] + pair], angles.sin[angles.at[r] + pair]);
+    let (x, y) = turn.pair(pair);
+    if second { here * cos + row[x].widen() * sin } else { here * cos - row[y].widen() * sin }
+}
+
+/// Calls `put(r, i, value)` for every element of every row, widened and rotated.
+fn for_each_element(rows: Rows<'_>, rotation: Option<Rotation<'_>>, mut put: impl FnMut(usize, usize, f32)) {
+    fn typed<T: Widen>(
+        data: &[T],
+        rows: Rows<'_>,
+        rotation: Option<Rotation<'_>>,
+        put: &mut impl FnMut(usize, usize, f32),
+    ) {
+        for (r, &at) in rows.at.iter().enumerate() {
+            let row = &data[at..at + rows.dim];
+            for i in 0..rows.dim {
+                put(r, i, turned(row, i, rotation.as_ref(), r));
+            }
+        }
+    }
+    match rows.data {
+        Slice::F32(data) => typed(data, rows, rotation, &mut put),
+        Slice::F16(data) => typed(data, rows, rotation, &mut put),
+        Slice::Bf16(data) => typed(data, rows, rotation, &mut put),
+    }
+}
+
+fn angles_portable(bc: &[f32], bs: &[f32], fc: &[f32], fs: &[f32], cos: &mut [f32], sin: &mut [f32]) {
+    for i in 0..cos.len() {
+        cos[i] = bc[i] * fc[i] - bs[i] * fs[i];
+        sin[i] = bs[i] * fc[i] + bc[i] * fs[i];
+    }
+}
+
+fn load_portable(rows: Rows<'_>, rotation: Option<Rotation<'_>>, scale: f32, out: &mut [f32], out_stride: usize) {
+    for_each_element(rows, rotation, |r, i, x| out[r * out_stride + i] = x * scale);
+}
+
+fn store_portable(src: &[f32], factor: f32, dst: SliceMut<'_>) {
+    assert_eq!(src.len(), dst.len());
+    match dst {
+        SliceMut::F32(dst) => dst.iter_mut().zip(src).for_each(|(d, &s)| *d = s * factor),
+        SliceMut::F16(dst) => dst.iter_mut().zip(src).for_each(|(d, &s)| *d = f16::from_f32(s * factor)),
+        SliceMut::Bf16(dst) => dst.iter_mut().zip(src).for_each(|(d, &s)| *d = bf16::from_f32(s * factor)),
+    }
+}
+
+/// Panel layout: element `i` of row `r` at `i * MR + r`.
+fn pack_q_portable(rows: Rows<'_>, rotation: Option<Rotation<'_>>, scale: f32, panel: &mut [f32]) {
+    panel.fill(0.0);
+    for_each_element(rows, rotation, |r, i, x| panel[i * MR + r] = x * scale);
+}
+
+/// Panel layout: element `i` of key `c` at `i * NR + c`.
+fn pack_k_portable(rows: Rows<'_>, rotation: Option<Rotation<'_>>, panel: &mut [f32]) {
+    panel.fill(0.0);
+    for_each_element(rows, rotation, |c, i, x| panel[i * NR + c] = x);
+}
+
+fn pack_v_portable(rows: Rows<'_>, first: usize, keys: usize, tile: &mut [f32]) -> bool {
+    let mut finite = true;
+    for panel in tile.chunks_exact_mut(keys * NR) {
+        panel[first * NR..(first + rows.at.len()) * NR].fill(0.0);
+    }
+    for_each_element(rows, None, |r, c, x| {
+        finite &= x.is_finite();
+        tile[(c / NR) * keys * NR + (first + r) * NR + c % NR] = x;
+    });
+    finite
+}
+
+fn scores_4x8_portable(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], s_stride: usize) {
+    for (p, panel) in k.chunks_exact(dim * NR).enumerate() {
+        let mut acc = [[0.0f32; NR]; MR];
+        for (q, k) in q.chunks_exact(MR).zip(panel.chunks_exact(NR)).take(dim) {
+            for r in 0..MR {
+                for c in 0..NR {
+                    acc[r][c] += q[r] * k[c];
+                }
+            }
+        }
+        for (r, acc) in acc.iter().enumerate() {
+            s[r * s_stride + p * NR..][..NR].copy_from_slice(acc);
+        }
+    }
+}
+
+/// Largest integer not above `x`, for `x` in the clamped range of the softmax; NaN stays NaN.
+fn floor_small(x: f32) -> f32 {
+    let t = x as i32 as f32;
+    if t > x {
+        t - 1.0
+    } else if x.is_nan() {
+        x
+    } else {
+        t
+    }
+}
+
+/// `2^x` for `x <= 0`: see [`crate::softmax`].
+fn exp2(x: f32) -> f32 {
+    let x = if x < EXP2_FLOOR { EXP2_FLOOR } else { x };
+    let n = floor_small(x);
+    let f = x - n;
+    let [c0, c1, c2, c3, c4, c5] = EXP2_COEFFICIENTS;
+    let p = ((((c5 * f + c4) * f + c3) * f + c2) * f + c1) * f + c0;
+    p * f32::from_bits(((n as i32 + 127) as u32) << 23)
+}
+
+/// Smallest integer not below `x`; beyond 2^23 every f32 is one.
+fn ceil(x: f32) -> f32 {
+    if x.abs() < 8_388_608.0 {
+        let t = x as i32 as f32;
+        if t < x { t + 1.0 } else { t }
+    } else {
+        x
+    }
+}
+
+fn softmax_portable(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
+    let top = s[lo..hi].iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m });
+    let old = state.max;
+    let new = if top > old { ceil(top) } else { old };
+    // Nothing but -inf so far: subtract 0, so that -inf weighs 0 and NaN stays NaN.
+    let subtract = if new == f32::NEG_INFINITY { 0.0 } else { new };
+    let factor = if new == old && new.is_finite() || new == f32::NEG_INFINITY {
+        1.0
+    } else if old == f32::NEG_INFINITY {
+        0.0
+    } else {
+        exact_exp2(old - new)
+    };
+    state.max = new;
+    state.sum *= factor;
+    s[..lo].fill(0.0);
+    s[hi..].fill(0.0);
+    for x in &mut s[lo..hi] {
+        *x = exp2(*x - subtract);
+        state.sum += *x;
+    }
+    factor
+}
+
+fn weighted_sum_4x8_portable(w: WeightedSum<'_>) {
+    for (panel, v) in w.v.chunks_exact(w.tile_keys * NR).enumerate() {
+        for r in 0..MR {
+            let acc = &mut w.acc[r * w.acc_stride + panel * NR..][..NR];
+            let mut sum = [0.0f32; NR];
+            for c in 0..NR {
+                sum[c] = acc[c] * w.factors[r];
+            }
+            for j in w.from..w.to {
+                let p = w.p[r * w.p_stride + j];
+                for c in 0..NR {
+                    sum[c] += p * v[j * NR + c];
+                }
+            }
+            acc.copy_from_slice(&sum);
+        }
+    }
+}
+
+fn decode_scores_portable(a: DecodeScores<'_>) {
+    for r in 0..a.rows {
+        a.s[r * a.s_stride..][..a.k.at.len()].fill(0.0);
+    }
+    for_each_element(a.k, a.rotation, |j, i, x| {
+        for r in 0..a.rows {
+            a.s[r * a.s_stride + j] += a.q[r * a.q_stride + i] * x;
+        }
+    });
+}
+
+fn decode_sum_portable(a: DecodeSum<'_>) {
+    for r in 0..a.rows {
+        a.acc[r * a.acc_stride..][..a.v.dim].iter_mut().for_each(|x| *x *= a.factors[r]);
+    }
+    for_each_element(a.v, None, |j, c, x| {
+        for r in 0..a.rows {
+            a.acc[r * a.acc_stride + c] += a.p[r * a.p_stride + j] * x;
+        }
+    });
+}

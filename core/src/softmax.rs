@@ -1,0 +1,35 @@
+//! Constants and rules of the online softmax, shared by every tier.
+//!
+//! Scores are in base 2: the queries carry `scale * log2(e)`. With `m` an integer at least the largest score seen,
+//! `x = s - m` is exact and at most 0; `n = floor(x)`, `f = x - n` in [0, 1), and `2^x = p(f) * 2^n`. Since a change
+//! of `m` by an integer changes `n` alone, every rescale is an exact power of two and tile boundaries change no bits.
+
+/// Coefficients, constant term first, of the degree 5 polynomial for `2^f` on `[0, 1)`: relative minimax error 1.5e-7.
+pub const EXP2_COEFFICIENTS: [f32; 6] = [0.99999994, 0.693153083, 0.240153611, 0.055826318, 0.008989340, 0.001877577];
+
+/// `x = s - m` is clamped to this from below; its power of two has the exponent field 0 and is read as 0, so far-off keys
+/// weigh exactly 0 and no denormal weight is ever made.
+pub const EXP2_FLOOR: f32 = -127.0;
+
+/// `log2(e)`.
+pub const LOG2_E: f64 = core::f64::consts::LOG2_E;
+
+/// `2^x` for an integer `x <= 0`, exactly; 0 below -126. NaN (a maximum of +inf against itself) stays NaN.
+pub fn exact_exp2(x: f32) -> f32 {
+    if x.is_nan() {
+        x
+    } else if x < -126.0 {
+        0.0
+    } else {
+        f32::from_bits(((x as i32 + 127) as u32) << 23)
+    }
+}
+
+/// Natural-log sum of exponentials of a finished row; -inf if it saw no key.
+pub(crate) fn lse(state: crate::kernel::RowState) -> f32 {
+    if state.sum == 0.0 {
+        f32::NEG_INFINITY
+    } else {
+        ((f64::from(state.max) + libm::log2(f64::from(state.sum))) * core::f64::consts::LN_2) as f32
+    }
+}

@@ -1,0 +1,82 @@
+//! The AVX2 tier (with FMA and F16C): its table, its token and its tile sizes. The bodies are one file per kernel:
+//! [`score`] and `weighted_sum` for prefill, `decode` for few rows, `softmax`, `pack` and `rows` for both. No loop over
+//! heads, masks or tasks lives here.
+
+mod decode;
+mod pack;
+mod rows;
+mod score;
+mod softmax;
+mod weighted_sum;
+
+use crate::probe::{self, Cpu, CpuidSource};
+use rotile_core::kernel::{KernelNames, Kernels, Tier, TierName};
+
+/// Query rows of a tile: 6 x 2 accumulators, 2 key vectors and 1 broadcast are 15 of the 16 registers.
+const MR: usize = 6;
+/// Key columns of a score tile: two vectors, so that each broadcast feeds two multiply-adds.
+const NR: usize = 16;
+/// Value columns of a weighted-sum tile, for the same reason.
+const NV: usize = 16;
+/// Rows of the few-row kernels: 4 x 2 accumulators hide the latency of a multiply-add (4 cycles, 2 a cycle).
+const DECODE_ROWS: usize = 4;
+
+/// The features of the tier, as the probe checks them. `target_feature` attributes must name the same: `avx2,fma,f16c`.
+const FEATURES: [probe::Feature; 4] = [probe::AVX, probe::FMA, probe::F16C, probe::AVX2];
+
+static AVX2: Kernels = Kernels {
+    tier: TierName::Avx2,
+    mr: MR,
+    nr: NR,
+    nv: NV,
+    decode_rows: DECODE_ROWS,
+    names: KernelNames {
+        scores: "scores_6x16_avx2",
+        weighted_sum: "weighted_sum_6x16_avx2",
+        decode_scores: "decode_scores_avx2",
+        decode_sum: "decode_sum_avx2",
+        load: "load_avx2",
+    },
+    angles: rows::angles_avx2,
+    load: rows::load_avx2,
+    store: rows::store_avx2,
+    pack_q: pack::pack_q_avx2,
+    pack_k: pack::pack_k_avx2,
+    pack_v: pack::pack_v_avx2,
+    scores: score::scores_6x16_avx2,
+    softmax: softmax::softmax_avx2,
+    weighted_sum: weighted_sum::weighted_sum_6x16_avx2,
+    decode_scores: decode::decode_scores_avx2,
+    decode_sum: decode::decode_sum_avx2,
+};
+
+/// Proof that this CPU can run the tier; only the probe makes one.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// Asks `source`.
+    ///
+    /// # Errors
+    ///
+    /// What is missing.
+    pub fn probe(source: &impl CpuidSource) -> Result<Self, &'static str> {
+        probe::ymm_tier(source, &FEATURES).map(|()| Avx2(()))
+    }
+
+    /// Asks this CPU.
+    ///
+    /// # Errors
+    ///
+    /// What is missing.
+    pub fn detect() -> Result<Self, &'static str> {
+        Self::probe(&Cpu)
+    }
+
+    /// The tier.
+    pub fn tier(self) -> Tier {
+        // SAFETY: the token proves every feature that the kernels enable, and the kernel battery holds them to the
+        // contracts of the fields.
+        unsafe { Tier::new(&AVX2, &crate::FP_CONTROL) }
+    }
+}

@@ -1,0 +1,61 @@
+//! The AVX2 score tile, 6 query rows by 16 keys: S = Q K^T by outer products. Masks and softmax live elsewhere.
+
+use super::{MR, NR};
+use core::arch::x86_64::*;
+
+/// Elements of a row per unrolled step: with fewer, loop counters compete with the multiply-adds for issue slots.
+const UNROLL: usize = 4;
+
+/// See [`rotile_core::kernel::Kernels::scores`]. Query rows lie one after the other (`q[r * dim + i]`), keys transposed
+/// (`k[i * 16 + c]`): each element of a query row is broadcast against two vectors of keys.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn scores_6x16_avx2(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], s_stride: usize) {
+    let panels = k.len() / (NR * dim);
+    assert!(q.len() >= MR * dim && s.len() >= (MR - 1) * s_stride + panels * NR);
+    for p in 0..panels {
+        // SAFETY: the panel has `NR * dim` elements, `q` `MR * dim`, and row `r` of `s` has room for 16 columns from
+        // `p * NR` on.
+        unsafe { tile(q.as_ptr(), k.as_ptr().add(p * NR * dim), dim, s.as_mut_ptr().add(p * NR), s_stride) };
+    }
+}
+
+/// One tile.
+///
+/// # Safety
+///
+/// - `q` has 6 rows of `dim` elements, `k` `dim` rows of 16.
+/// - 16 elements are writable at each of `s + r * s_stride`, `r < 6`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
+unsafe fn tile(q: *const f32, k: *const f32, dim: usize, s: *mut f32, s_stride: usize) {
+    let mut acc = [[_mm256_setzero_ps(); 2]; MR];
+    // SAFETY: `i < dim` in every step.
+    let mut step = |q: *const f32, k: *const f32| unsafe {
+        let (k0, k1) = (_mm256_loadu_ps(k), _mm256_loadu_ps(k.add(8)));
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let x = _mm256_broadcast_ss(&*q.add(r * dim));
+            acc[0] = _mm256_fmadd_ps(x, k0, acc[0]);
+            acc[1] = _mm256_fmadd_ps(x, k1, acc[1]);
+        }
+    };
+    let mut i = 0;
+    while i + UNROLL <= dim {
+        for u in 0..UNROLL {
+            // SAFETY: as above.
+            unsafe { step(q.add(i + u), k.add((i + u) * NR)) };
+        }
+        i += UNROLL;
+    }
+    while i < dim {
+        // SAFETY: as above.
+        unsafe { step(q.add(i), k.add(i * NR)) };
+        i += 1;
+    }
+    for (r, acc) in acc.into_iter().enumerate() {
+        // SAFETY: the caller's duty.
+        unsafe {
+            _mm256_storeu_ps(s.add(r * s_stride), acc[0]);
+            _mm256_storeu_ps(s.add(r * s_stride + 8), acc[1]);
+        }
+    }
+}

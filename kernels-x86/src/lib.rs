@@ -1,0 +1,20 @@
+//! Tile kernels for x86-64. `no_std`, no allocator. Only tile bodies live here: **no loop over heads, batches, masks or
+//! tasks**; those are the drivers of `rotile-core`. Start reading at [`avx2`].
+#![no_std]
+#![cfg(target_arch = "x86_64")]
+
+#[cfg(not(target_feature = "sse2"))]
+compile_error!(
+    "a soft-float x86-64 target would compile vector intrinsics into integer code: build for a hard-float target \
+     (bare metal: x86_64-unknown-linux-gnu with no_std, no_main, -nostartfiles, static)"
+);
+
+#[cfg(feature = "avx2")]
+pub mod avx2;
+mod fp;
+mod probe;
+
+#[cfg(feature = "avx2")]
+pub use avx2::Avx2;
+pub use fp::FP_CONTROL;
+pub use probe::{Cpu, CpuidSource};
