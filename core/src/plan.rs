@@ -164,6 +164,16 @@ impl Plan {
         self.turn.as_ref()
     }
 
+    /// The kernel that does most of the work for a sequence of `q_len` queries.
+    pub fn kernel(&self, q_len: usize) -> &'static str {
+        let names = &self.kernels().names;
+        match self.spec.operation {
+            Operation::Append | Operation::Rotate => names.load,
+            _ if self.is_few(q_len) => names.decode_scores,
+            _ => names.scores,
+        }
+    }
+
     /// Bytes of workspace that suffice for every task of every call of this plan, one workspace per thread. A prepared
     /// call may need less: see [`crate::Call::workspace_len`].
     pub fn workspace_len(&self) -> usize {
