@@ -8,7 +8,7 @@
 use crate::kernel::{
     DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, Rotation, RowState, Rows, Tier, TierName, WeightedSum,
 };
-use crate::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, exact_exp2};
+use crate::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, exact_exp2};
 use crate::{Slice, SliceMut};
 use half::{bf16, f16};
 
@@ -176,26 +176,20 @@ fn scores_4x8_portable(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], s_stride
     }
 }
 
-/// Largest integer not above `x`, for `x` in the clamped range of the softmax; NaN stays NaN.
-fn floor_small(x: f32) -> f32 {
-    let t = x as i32 as f32;
-    if t > x {
-        t - 1.0
-    } else if x.is_nan() {
-        x
-    } else {
-        t
-    }
+/// Largest integer not above `x`; beyond 2^23 every f32 is one.
+fn floor(x: f32) -> f32 {
+    -ceil(-x)
 }
 
-/// `2^x` for `x <= 0`: see [`crate::softmax`].
-fn exp2(x: f32) -> f32 {
-    let x = if x < EXP2_FLOOR { EXP2_FLOOR } else { x };
-    let n = floor_small(x);
-    let f = x - n;
+/// `2^(s - max)` for an integer `max`: see [`crate::softmax`]. NaN and +inf give NaN.
+fn weight(s: f32, max: f32) -> f32 {
+    let s = if s < LOWEST_SCORE { LOWEST_SCORE } else { s };
+    let n = floor(s);
+    let f = s - n;
     let [c0, c1, c2, c3, c4, c5] = EXP2_COEFFICIENTS;
     let p = ((((c5 * f + c4) * f + c3) * f + c2) * f + c1) * f + c0;
-    p * f32::from_bits(((n as i32 + 127) as u32) << 23)
+    let e = (n - max).max(EXP2_FLOOR);
+    p * f32::from_bits(((e as i32 + 127) as u32) << 23)
 }
 
 /// Smallest integer not below `x`; beyond 2^23 every f32 is one.
@@ -226,7 +220,7 @@ fn softmax_portable(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -
     s[..lo].fill(0.0);
     s[hi..].fill(0.0);
     for x in &mut s[lo..hi] {
-        *x = exp2(*x - subtract);
+        *x = weight(*x, subtract);
         state.sum += *x;
     }
     factor

@@ -1,15 +1,19 @@
 //! Constants and rules of the online softmax, shared by every tier.
 //!
 //! Scores are in base 2: the queries carry `scale * log2(e)`. With `m` an integer at least the largest score seen,
-//! `x = s - m` is exact and at most 0; `n = floor(x)`, `f = x - n` in [0, 1), and `2^x = p(f) * 2^n`. Since a change
-//! of `m` by an integer changes `n` alone, every rescale is an exact power of two and tile boundaries change no bits.
+//! `n = floor(s)` and `f = s - n` in [0, 1), both exact, `2^(s - m) = p(f) * 2^(n - m)`. (`s - m` itself would round where `s`
+//! is small beside `m`.) A change of `m` by an integer changes the power of two alone, so rescaling changes no bits, and
+//! neither does the order in which maxima are met.
 
 /// Coefficients, constant term first, of the degree 5 polynomial for `2^f` on `[0, 1)`: relative minimax error 1.5e-7.
 pub const EXP2_COEFFICIENTS: [f32; 6] = [0.99999994, 0.693153083, 0.240153611, 0.055826318, 0.008989340, 0.001877577];
 
-/// `x = s - m` is clamped to this from below; its power of two has the exponent field 0 and is read as 0, so far-off keys
-/// weigh exactly 0 and no denormal weight is ever made.
+/// `n - m` is clamped to this from below: the exponent field 0, read as 0. Far-off keys weigh exactly 0 and no denormal
+/// weight is ever made.
 pub const EXP2_FLOOR: f32 = -127.0;
+
+/// Scores are clamped to this from below, so that -inf has a floor and a fraction.
+pub const LOWEST_SCORE: f32 = f32::MIN;
 
 /// `log2(e)`.
 pub const LOG2_E: f64 = core::f64::consts::LOG2_E;

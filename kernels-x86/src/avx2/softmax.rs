@@ -3,7 +3,7 @@
 use super::rows::{LANES, lanes_below};
 use core::arch::x86_64::*;
 use rotile_core::kernel::RowState;
-use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, exact_exp2};
+use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, exact_exp2};
 
 /// See [`rotile_core::kernel::Kernels::softmax`].
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -56,7 +56,7 @@ pub(super) fn softmax_avx2(s: &mut [f32], lo: usize, hi: usize, state: &mut RowS
     // One chain of additions, lane by lane: which lane and which turn depend on the index alone, and masked lanes add 0.
     let mut sum = _mm256_setzero_ps();
     let mut weigh = |at: usize, mask: Option<__m256i>| {
-        let mut x = exp2(_mm256_sub_ps(load(at), subtract));
+        let mut x = weight(load(at), subtract);
         if let Some(mask) = mask {
             x = _mm256_and_ps(x, _mm256_castsi256_ps(mask));
         }
@@ -78,21 +78,22 @@ pub(super) fn softmax_avx2(s: &mut [f32], lo: usize, hi: usize, state: &mut RowS
     factor
 }
 
-/// `2^x` for `x <= 0`; NaN stays NaN.
+/// `2^(s - max)` for an integer `max`; NaN and +inf give NaN.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn exp2(x: __m256) -> __m256 {
+fn weight(s: __m256, max: __m256) -> __m256 {
     // `max_ps` gives its second operand where one is NaN.
-    let x = _mm256_max_ps(_mm256_set1_ps(EXP2_FLOOR), x);
-    let n = _mm256_floor_ps(x);
-    let f = _mm256_sub_ps(x, n);
+    let s = _mm256_max_ps(_mm256_set1_ps(LOWEST_SCORE), s);
+    let n = _mm256_floor_ps(s);
+    let f = _mm256_sub_ps(s, n);
+    let e = _mm256_max_ps(_mm256_sub_ps(n, max), _mm256_set1_ps(EXP2_FLOOR));
     let [c0, c1, c2, c3, c4, c5] = EXP2_COEFFICIENTS.map(|c| _mm256_set1_ps(c));
     let p = _mm256_fmadd_ps(c5, f, c4);
     let p = _mm256_fmadd_ps(p, f, c3);
     let p = _mm256_fmadd_ps(p, f, c2);
     let p = _mm256_fmadd_ps(p, f, c1);
     let p = _mm256_fmadd_ps(p, f, c0);
-    let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(e), _mm256_set1_epi32(127));
     _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
 }
 

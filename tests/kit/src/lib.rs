@@ -6,6 +6,7 @@ pub mod battery;
 pub mod compare;
 pub mod conform;
 pub mod data;
+pub mod draw;
 pub mod guard;
 pub mod reference;
 pub mod tiers;

@@ -52,6 +52,19 @@ pub struct How {
     pub threads: usize,
     /// Cache size that plans are told of.
     pub l2_bytes: usize,
+    /// What cache slots hold that nobody has written.
+    pub tail: Tail,
+}
+
+/// What unwritten cache slots hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tail {
+    /// A signalling NaN.
+    Nan,
+    /// Infinity.
+    Infinity,
+    /// Zeros.
+    Zero,
 }
 
 impl Default for How {
@@ -68,6 +81,7 @@ impl Default for How {
             by_index: false,
             threads: 1,
             l2_bytes: 0,
+            tail: Tail::Nan,
         }
     }
 }
@@ -81,6 +95,8 @@ pub struct Outcome {
     pub lse: Vec<Vec<f32>>,
     /// The cached keys, `[token, head, dim]`, where there is a cache.
     pub k_cache: Vec<Data>,
+    /// The cached values.
+    pub v_cache: Vec<Data>,
     /// The kernel that the plan names for the first sequence.
     pub kernel: &'static str,
 }
@@ -118,15 +134,22 @@ enum Buffer {
     Bf16(Guarded<bf16>),
 }
 
-/// NaN of a payload that no arithmetic makes, in each type: what nobody wrote.
-const FILL: (u32, u16, u16) = (0x7FA5_5A5A, 0x7D5A, 0x7FA5);
+/// The bits of unwritten elements in each type. The NaNs are signalling, of a payload that no arithmetic makes.
+const fn fill_bits(tail: Tail) -> (u32, u16, u16) {
+    match tail {
+        Tail::Nan => (0x7FA5_5A5A, 0x7D5A, 0x7FA5),
+        Tail::Infinity => (0x7F80_0000, 0x7C00, 0x7F80),
+        Tail::Zero => (0, 0, 0),
+    }
+}
 
 impl Buffer {
-    fn unwritten(len: usize, dtype: DType, side: Side) -> Self {
+    fn unwritten(len: usize, dtype: DType, side: Side, tail: Tail) -> Self {
+        let fill = fill_bits(tail);
         match dtype {
-            DType::F32 => Buffer::F32(Guarded::filled(len, f32::from_bits(FILL.0), side)),
-            DType::F16 => Buffer::F16(Guarded::filled(len, f16::from_bits(FILL.1), side)),
-            DType::Bf16 => Buffer::Bf16(Guarded::filled(len, bf16::from_bits(FILL.2), side)),
+            DType::F32 => Buffer::F32(Guarded::filled(len, f32::from_bits(fill.0), side)),
+            DType::F16 => Buffer::F16(Guarded::filled(len, f16::from_bits(fill.1), side)),
+            DType::Bf16 => Buffer::Bf16(Guarded::filled(len, bf16::from_bits(fill.2), side)),
             other => panic!("the kit has no buffer of type {other}"),
         }
     }
@@ -147,11 +170,12 @@ impl Buffer {
         }
     }
 
-    fn is_fill(&self, i: usize) -> bool {
+    fn is_fill(&self, i: usize, tail: Tail) -> bool {
+        let fill = fill_bits(tail);
         match self {
-            Buffer::F32(b) => b[i].to_bits() == FILL.0,
-            Buffer::F16(b) => b[i].to_bits() == FILL.1,
-            Buffer::Bf16(b) => b[i].to_bits() == FILL.2,
+            Buffer::F32(b) => b[i].to_bits() == fill.0,
+            Buffer::F16(b) => b[i].to_bits() == fill.1,
+            Buffer::Bf16(b) => b[i].to_bits() == fill.2,
         }
     }
 }
@@ -161,10 +185,11 @@ struct Placed {
     buffer: Buffer,
     shape: Shape,
     strides: Strides,
+    tail: Tail,
 }
 
 impl Placed {
-    fn new(dtype: DType, shape: Shape, how: &How) -> Self {
+    fn new(dtype: DType, shape: Shape, how: &How, tail: Tail) -> Self {
         let dim = shape.dim + how.gap;
         let padded = Shape { dim, ..shape };
         let strides = if how.head_major { padded.head_major() } else { padded.token_major() };
@@ -174,7 +199,7 @@ impl Placed {
             // The gap after the last row is not part of the buffer.
             shape.batch * shape.tokens * shape.heads * dim - how.gap
         };
-        Placed { buffer: Buffer::unwritten(len, dtype, how.side), shape, strides }
+        Placed { buffer: Buffer::unwritten(len, dtype, how.side, tail), shape, strides, tail }
     }
 
     fn row(&self, batch: usize, token: usize, head: usize) -> usize {
@@ -215,7 +240,7 @@ impl Placed {
                 written[row..row + self.shape.dim].fill(true);
             }
         }
-        if let Some(i) = (0..written.len()).find(|&i| !written[i] && !self.buffer.is_fill(i)) {
+        if let Some(i) = (0..written.len()).find(|&i| !written[i] && !self.buffer.is_fill(i, self.tail)) {
             panic!("{what}: element {i} was written and should not be");
         }
     }
@@ -311,13 +336,13 @@ pub fn run_spec(
     let capacity = problem.sequences.iter().map(|s| s.kv_len).max().unwrap_or(0) + 3;
     let shape = |tokens, heads, dim| Shape { batch: 1, tokens, heads, dim };
     let cache = |dim| Shape { batch: problem.sequences.len(), tokens: capacity, heads: heads.kv, dim };
-    let mut q = Placed::new(spec.q_dtype, shape(q_tokens, heads.q, heads.dim_qk), how);
-    let mut k = Placed::new(spec.k_dtype, shape(kv_tokens, heads.kv, heads.dim_qk), how);
-    let mut v = Placed::new(spec.v_dtype, shape(kv_tokens, heads.kv, heads.dim_v), how);
-    let mut k_cache = Placed::new(spec.k_cache_dtype, cache(heads.dim_qk), how);
-    let mut v_cache = Placed::new(spec.v_cache_dtype, cache(heads.dim_v), how);
-    let mut out = Placed::new(spec.out_dtype, shape(q_tokens, heads.q, heads.dim_v), how);
-    let mut lse = Placed::new(DType::F32, shape(q_tokens, heads.q, 1), how);
+    let mut q = Placed::new(spec.q_dtype, shape(q_tokens, heads.q, heads.dim_qk), how, Tail::Nan);
+    let mut k = Placed::new(spec.k_dtype, shape(kv_tokens, heads.kv, heads.dim_qk), how, Tail::Nan);
+    let mut v = Placed::new(spec.v_dtype, shape(kv_tokens, heads.kv, heads.dim_v), how, Tail::Nan);
+    let mut k_cache = Placed::new(spec.k_cache_dtype, cache(heads.dim_qk), how, how.tail);
+    let mut v_cache = Placed::new(spec.v_cache_dtype, cache(heads.dim_v), how, how.tail);
+    let mut out = Placed::new(spec.out_dtype, shape(q_tokens, heads.q, heads.dim_v), how, Tail::Nan);
+    let mut lse = Placed::new(DType::F32, shape(q_tokens, heads.q, 1), how, Tail::Nan);
 
     let (mut q_at, mut kv_at) = (0, 0);
     let mut sequences = Vec::new();
@@ -373,7 +398,7 @@ pub fn run_spec(
                 true => Positions::Explicit(&s.k_positions[..new]),
                 false => Positions::Index,
             };
-            sequence.rotary = sequence.rotary.filter(|_| stores_rotated);
+            sequence.rotary = table.map(Into::into).filter(|_| stores_rotated);
         }
         let operands = Operands::Append {
             k: k.tensor(),
@@ -427,38 +452,79 @@ pub fn run_spec(
         v_cache.check_untouched(&runs, "v_cache");
     }
     let lse = runs.iter().map(|&(at, len)| lse.get(at, len).to_f32()).collect();
-    let k_cache = match cached {
-        true => sequences.iter().map(|s| k_cache.get(s.cache, s.kv_len)).collect(),
+    let held = |cache: &Placed| match cached {
+        true => sequences.iter().map(|s| cache.get(s.cache, s.kv_len)).collect(),
         false => Vec::new(),
     };
+    let (k_cache, v_cache) = (held(&k_cache), held(&v_cache));
     let out = runs.iter().map(|&(at, len)| out.get(at, len)).collect();
     let kernel = plan.kernel(problem.sequences.first().map_or(0, |s| s.q_len));
-    Ok(Outcome { out, lse, k_cache, kernel })
+    Ok(Outcome { out, lse, k_cache, v_cache, kernel })
 }
 
 /// Error allowed in each element: the bound of its row, and one rounding of the output type.
 pub fn bounds(expected: &Expected, dim_v: usize, dtype: DType) -> Vec<f64> {
     let rows = expected.out_bounds();
-    let rounding = |x: f64| {
-        // Half a unit in the last place; subnormal f16 have a fixed one.
-        let (digits, smallest) = match dtype {
-            DType::F16 => (10, -14),
-            DType::Bf16 => (7, -126),
-            _ => return 0.0,
-        };
-        let exponent = if x == 0.0 { smallest } else { (x.abs().log2().floor() as i32).max(smallest) };
-        0.5 * 2f64.powi(exponent - digits)
-    };
     // The computed value may round at the next binade up.
-    expected.out.iter().enumerate().map(|(i, x)| rows[i / dim_v] + rounding(x.abs() + rows[i / dim_v])).collect()
+    expected.out.iter().enumerate().map(|(i, x)| rows[i / dim_v] + rounding(x.abs() + rows[i / dim_v], dtype)).collect()
 }
 
-/// Compares an outcome with the f64 attention; gives the largest error over its bound.
+/// Checks what a cache holds against the rotated and rounded keys and values, and gives the problem whose keys and values
+/// are the cached ones as stored: what attention over that cache is held to.
 ///
 /// # Errors
 ///
 /// Which sequence, which element, how far off.
-pub fn check(problem: &Problem, outcome: &Outcome) -> Result<MaxError, String> {
+pub fn as_stored(problem: &Problem, outcome: &Outcome, how: &How) -> Result<Problem, String> {
+    let mut stored = problem.clone();
+    let rotates = how.keys == Keys::Rotated && !problem.keys_rotated;
+    for (i, s) in stored.sequences.iter_mut().enumerate() {
+        let Some((k, v)) = outcome.k_cache.get(i).zip(outcome.v_cache.get(i)) else { return Ok(stored) };
+        if how.via != Via::Cached {
+            let (heads, dim) = (problem.heads.kv, problem.heads.dim_qk);
+            let given = s.k.to_f64();
+            let rows = given.chunks_exact(dim).enumerate().flat_map(|(r, row)| match &problem.rotation {
+                Some(rotation) if rotates => rotation.apply(row, f64::from(s.k_positions[r / heads])),
+                _ => row.to_vec(),
+            });
+            let rows: Vec<f64> = rows.collect();
+            // A few roundings of the rotation, then one of the storage.
+            let largest = rows.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            let slack = if rotates { 1e-6 * largest } else { 0.0 };
+            let bounds: Vec<f64> = rows.iter().map(|x| slack + rounding(x.abs() + slack, k.dtype())).collect();
+            compare::within(&k.to_f32(), &rows, 1, &bounds).map_err(|e| format!("sequence {i}, cached keys: {e}"))?;
+            let given = s.v.to_f32();
+            let want = Data::round(&given, v.dtype());
+            if want != *v {
+                return Err(format!("sequence {i}: cached values are not the given ones, rounded"));
+            }
+        }
+        (s.k, s.v) = (k.clone(), v.clone());
+    }
+    stored.keys_rotated |= rotates;
+    Ok(stored)
+}
+
+/// Half a unit in the last place of `x` in a 16-bit type; nothing for f32.
+fn rounding(x: f64, dtype: DType) -> f64 {
+    // Subnormal numbers have a fixed unit.
+    let (digits, smallest) = match dtype {
+        DType::F16 => (10, -14),
+        DType::Bf16 => (7, -126),
+        _ => return 0.0,
+    };
+    let exponent = if x == 0.0 { smallest } else { (x.log2().floor() as i32).max(smallest) };
+    0.5 * 2f64.powi(exponent - digits)
+}
+
+/// Compares an outcome with the f64 attention (over a cache, with that of [`as_stored`]); gives the largest error over its
+/// bound.
+///
+/// # Errors
+///
+/// Which sequence, which element, how far off.
+pub fn check(problem: &Problem, outcome: &Outcome, how: &How) -> Result<MaxError, String> {
+    let problem = &as_stored(problem, outcome, how)?;
     let mut worst = MaxError { error: 0.0, of_bound: 0.0, index: 0 };
     let mut keep = |e: MaxError| {
         if e.of_bound >= worst.of_bound {
