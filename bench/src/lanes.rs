@@ -103,7 +103,7 @@ pub struct Lane {
     q_rotated: Vec<f32>,
     k_rotated: Vec<f32>,
     out: Vec<f32>,
-    table: Vec<f32>,
+    table: Vec<f64>,
     runner: Runner,
 }
 

@@ -1,5 +1,6 @@
 //! Produces the cos and sin rows of a run of tokens in a caller's workspace, whatever they come from.
 
+use crate::arena;
 use crate::kernel::{Angles, Kernels, MAX_TILE, Rotation, Turn};
 use crate::rotary::{Positions, Rotary, RotaryTable};
 use core::ops::Range;
@@ -16,8 +17,8 @@ pub(crate) struct AngleRows<'a> {
     padded: usize,
     cos: &'a mut [f32],
     sin: &'a mut [f32],
-    base_cos: &'a mut [f32],
-    base_sin: &'a mut [f32],
+    base_cos: &'a mut [f64],
+    base_sin: &'a mut [f64],
     /// The position whose base row is held.
     base: Option<u32>,
     /// Row lists of the last fill.
@@ -26,7 +27,7 @@ pub(crate) struct AngleRows<'a> {
 }
 
 impl<'a> AngleRows<'a> {
-    /// `floats` has room for cos and sin of some rows and of one base row, `padded` elements each.
+    /// `floats`, a run of an arena, has room for cos and sin of some rows and, in f64, of one base row, `padded` each.
     pub(crate) fn new(
         kernels: &'static Kernels,
         turn: Turn,
@@ -35,8 +36,8 @@ impl<'a> AngleRows<'a> {
         padded: usize,
         floats: &'a mut [f32],
     ) -> Self {
-        let (base_cos, rest) = floats.split_at_mut(padded);
-        let (base_sin, rest) = rest.split_at_mut(padded);
+        let (base, rest) = floats.split_at_mut(4 * padded);
+        let (base_cos, base_sin) = arena::as_f64(base).split_at_mut(padded);
         let (cos, sin) = rest.split_at_mut(rest.len() / 2);
         let turn = Turn { pairs: turn.pairs.min(rotary.turned_pairs()), ..turn };
         AngleRows {

@@ -27,3 +27,11 @@ impl<'a> Arena<'a> {
         &mut run[..n]
     }
 }
+
+/// The start of a run of an [`Arena`] as half as many f64.
+pub(crate) fn as_f64(run: &mut [f32]) -> &mut [f64] {
+    // SAFETY: every bit pattern is an f64.
+    let (head, doubles, _) = unsafe { run.align_to_mut::<f64>() };
+    assert!(head.is_empty(), "runs of an arena are aligned");
+    doubles
+}

@@ -73,8 +73,8 @@ pub struct Angles<'a> {
 
 /// A rotation of rows: `x' = fma(x, cos, -(y * sin))`, `y' = fma(y, cos, x * sin)`.
 ///
-/// Every kernel of a tier must use exactly these operations (a tier without fused multiply-add rounds the product),
-/// so that a key has the same bits whether it is rotated into a cache, into a panel or on the fly.
+/// Every kernel of a tier must use exactly these operations (a tier without fused multiply-add may be more exact, never
+/// less), so that a key has the same bits whether it is rotated into a cache, into a panel or on the fly.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation<'a> {
     /// Which elements.
@@ -133,10 +133,10 @@ pub struct Kernels {
     /// For messages.
     pub names: KernelNames,
 
-    /// `angles(base_cos, base_sin, fine_cos, fine_sin, cos, sin)`: the sums of two angles, element by element:
-    /// `cos = fma(bc, fc, -(bs * fs))`, `sin = fma(bs, fc, bc * fs)`. All six have the same length, a multiple of
+    /// `angles(base_cos, base_sin, fine_cos, fine_sin, cos, sin)`: the sums of two angles, element by element, in f64 and
+    /// rounded once: `cos = bc * fc - bs * fs`, `sin = bs * fc + bc * fs`. All six have the same length, a multiple of
     /// [`ANGLE_PAD`].
-    pub angles: unsafe fn(&[f32], &[f32], &[f32], &[f32], &mut [f32], &mut [f32]),
+    pub angles: unsafe fn(&[f64], &[f64], &[f64], &[f64], &mut [f32], &mut [f32]),
 
     /// `load(rows, rotation, scale, out, out_stride)`: widens, rotates and multiplies by `scale` (1 leaves the bits
     /// alone), and writes row `r` to `out[r * out_stride..][..dim]`. Writes nothing else.

@@ -244,9 +244,9 @@ impl Plan {
         arena_bytes(&[dim, self.angle_floats(1)])
     }
 
-    /// Floats for the angles of `rows` rows: cos and sin of each, and of the base.
+    /// Floats for the angles of `rows` rows: cos and sin of each, and of the base in f64.
     pub(crate) fn angle_floats(&self, rows: usize) -> usize {
-        2 * (rows + 1) * self.padded_pairs()
+        2 * (rows + 2) * self.padded_pairs()
     }
 
     /// True if a sequence of `q_len` queries takes the few-row path.

@@ -89,9 +89,11 @@ fn turned<T: Widen>(row: &[T], i: usize, rotation: Option<&Rotation<'_>>, r: usi
     if i < turn.offset || pair >= turn.pairs {
         return here;
     }
-    let (cos, sin) = (angles.cos[angles.at[r] + pair], angles.sin[angles.at[r] + pair]);
+    let (cos, sin) = (f64::from(angles.cos[angles.at[r] + pair]), f64::from(angles.sin[angles.at[r] + pair]));
     let (x, y) = turn.pair(pair);
-    if second { here * cos + row[x].widen() * sin } else { here * cos - row[y].widen() * sin }
+    let (x, y) = (f64::from(row[x].widen()), f64::from(row[y].widen()));
+    // Products of f32 are exact in f64: rounded once, where a fused multiply-add would round twice.
+    if second { (y * cos + x * sin) as f32 } else { (x * cos - y * sin) as f32 }
 }
 
 /// Calls `put(r, i, value)` for every element of every row, widened and rotated.
@@ -116,10 +118,10 @@ fn for_each_element(rows: Rows<'_>, rotation: Option<Rotation<'_>>, mut put: imp
     }
 }
 
-fn angles_portable(bc: &[f32], bs: &[f32], fc: &[f32], fs: &[f32], cos: &mut [f32], sin: &mut [f32]) {
+fn angles_portable(bc: &[f64], bs: &[f64], fc: &[f64], fs: &[f64], cos: &mut [f32], sin: &mut [f32]) {
     for i in 0..cos.len() {
-        cos[i] = bc[i] * fc[i] - bs[i] * fs[i];
-        sin[i] = bs[i] * fc[i] + bc[i] * fs[i];
+        cos[i] = (bc[i] * fc[i] - bs[i] * fs[i]) as f32;
+        sin[i] = (bs[i] * fc[i] + bc[i] * fs[i]) as f32;
     }
 }
 

@@ -3,6 +3,7 @@
 #![no_std]
 #![cfg(target_arch = "x86_64")]
 
+// Soft-float targets (`x86_64-unknown-none`) are those without SSE2: it is part of every other x86-64 target.
 #[cfg(not(target_feature = "sse2"))]
 compile_error!(
     "a soft-float x86-64 target would compile vector intrinsics into integer code: build for a hard-float target \
@@ -12,6 +13,7 @@ compile_error!(
 #[cfg(feature = "avx2")]
 pub mod avx2;
 mod fp;
+#[cfg_attr(not(feature = "avx2"), allow(dead_code, reason = "the checks of tiers that are not compiled in"))]
 mod probe;
 
 #[cfg(feature = "avx2")]

@@ -32,32 +32,63 @@ impl CpuidSource for Cpu {
     }
 }
 
-/// A feature bit: name, CPUID leaf, register, bit.
-pub(crate) type Feature = (&'static str, u32, usize, u32);
+/// A feature that a tier needs.
+#[derive(Debug)]
+pub(crate) struct Feature {
+    /// Its name in `target_feature`, for the test that holds attributes to the probe.
+    #[cfg(test)]
+    pub(crate) name: &'static str,
+    /// What to say where it is missing.
+    missing: &'static str,
+    leaf: u32,
+    register: usize,
+    bit: u32,
+}
 
-const ECX: usize = 2;
+macro_rules! features {
+    ($($ident:ident = $name:literal, CPUID $leaf:literal $register:ident[$bit:literal];)*) => {$(
+        pub(crate) const $ident: Feature = Feature {
+            #[cfg(test)]
+            name: $name,
+            missing: concat!("the CPU (or its hypervisor) does not offer ", stringify!($ident)),
+            leaf: $leaf,
+            register: $register,
+            bit: $bit,
+        };
+    )*};
+}
+
 const EBX: usize = 1;
-const OSXSAVE: u32 = 27;
+const ECX: usize = 2;
+
+features! {
+    FMA = "fma", CPUID 1 ECX[12];
+    AVX = "avx", CPUID 1 ECX[28];
+    F16C = "f16c", CPUID 1 ECX[29];
+    AVX2 = "avx2", CPUID 7 EBX[5];
+}
+
+const OSXSAVE: Feature = Feature {
+    #[cfg(test)]
+    name: "osxsave",
+    missing: "the operating system does not save vector state (OSXSAVE is 0)",
+    leaf: 1,
+    register: ECX,
+    bit: 27,
+};
 /// XCR0 bits of the XMM and YMM state.
 const YMM_STATE: u64 = 0b110;
-
-pub(crate) const FMA: Feature = ("FMA", 1, ECX, 12);
-pub(crate) const AVX: Feature = ("AVX", 1, ECX, 28);
-pub(crate) const F16C: Feature = ("F16C", 1, ECX, 29);
-pub(crate) const AVX2: Feature = ("AVX2", 7, EBX, 5);
 
 /// Checks every feature bit and the operating system's part of the YMM state; the error says what is missing.
 pub(crate) fn ymm_tier(source: &impl CpuidSource, features: &[Feature]) -> Result<(), &'static str> {
     let max_leaf = source.cpuid(0, 0)[0];
-    let bit = |&(_, leaf, register, bit): &Feature| leaf <= max_leaf && source.cpuid(leaf, 0)[register] >> bit & 1 == 1;
-    if let Some((name, ..)) = features.iter().find(|f| !bit(f)) {
-        return Err(name);
-    }
-    if !bit(&("OSXSAVE", 1, ECX, OSXSAVE)) {
-        return Err("OSXSAVE (the operating system does not save vector state)");
+    for Feature { missing, leaf, register, bit, .. } in features.iter().chain([&OSXSAVE]) {
+        if *leaf > max_leaf || source.cpuid(*leaf, 0)[*register] >> bit & 1 == 0 {
+            return Err(missing);
+        }
     }
     if source.xcr0() & YMM_STATE != YMM_STATE {
-        return Err("YMM state in XCR0 (the operating system or hypervisor has not enabled it)");
+        return Err("the operating system has not enabled the YMM state (XCR0)");
     }
     Ok(())
 }
@@ -106,18 +137,29 @@ mod tests {
     #[test]
     fn b73_os_without_ymm() {
         let no_osxsave = Mock { leaf1_ecx: ALL.leaf1_ecx & !(1 << 27), xcr0: None, ..ALL };
-        assert!(missing(no_osxsave).starts_with("OSXSAVE"));
-        assert!(missing(Mock { xcr0: Some(0b011), ..ALL }).starts_with("YMM"));
-        assert!(missing(Mock { xcr0: Some(0b101), ..ALL }).starts_with("YMM"));
+        assert!(missing(no_osxsave).contains("OSXSAVE"));
+        for xcr0 in [0b000, 0b001, 0b011, 0b101, 0b111_0000_0011] {
+            assert!(missing(Mock { xcr0: Some(xcr0), ..ALL }).contains("YMM state"), "XCR0 = {xcr0:#b}");
+        }
     }
 
     #[test]
-    fn b74_each_bit_of_the_tier_is_checked() {
-        for (bit, name) in [(12, "FMA"), (28, "AVX"), (29, "F16C")] {
-            assert_eq!(missing(Mock { leaf1_ecx: ALL.leaf1_ecx & !(1 << bit), ..ALL }), name);
-        }
-        assert_eq!(missing(Mock { leaf7_ebx: 0, ..ALL }), "AVX2");
-        assert_eq!(missing(Mock { max_leaf: 1, ..ALL }), "AVX2");
+    fn b74_avx2_without_fma() {
+        assert!(missing(Mock { leaf1_ecx: ALL.leaf1_ecx & !(1 << 12), ..ALL }).ends_with(" FMA"));
+    }
+
+    #[test]
+    fn b74_avx2_without_f16c() {
+        assert!(missing(Mock { leaf1_ecx: ALL.leaf1_ecx & !(1 << 29), ..ALL }).ends_with(" F16C"));
+    }
+
+    #[test]
+    fn b74_avx2_itself_missing() {
+        assert!(missing(Mock { leaf1_ecx: ALL.leaf1_ecx & !(1 << 28), ..ALL }).ends_with(" AVX"));
+        assert!(missing(Mock { leaf7_ebx: !(1 << 5), ..ALL }).ends_with(" AVX2"));
+        // What lies beyond the last leaf is noise.
+        assert!(missing(Mock { max_leaf: 6, ..ALL }).ends_with(" AVX2"));
+        assert!(missing(Mock { max_leaf: 0, ..ALL }).starts_with("the CPU"));
     }
 
     #[test]

@@ -21,8 +21,8 @@ pub enum Frequencies<'a> {
         /// How much longer than trained.
         factor: f64,
     },
-    /// NTK-aware scaling whose base grows with the sequence once it is longer than the trained length. The length is fixed per
-    /// sequence: all keys of a sequence must share one base.
+    /// NTK-aware scaling (bloc97, 2023; Hugging Face `dynamic`), whose base grows with the sequence once it is longer than
+    /// the trained length. The length is fixed per sequence: all keys of a sequence must share one base.
     DynamicNtk {
         /// rope_theta.
         base: f64,
@@ -48,7 +48,7 @@ pub enum Frequencies<'a> {
         /// The attention factor, if the settings name one.
         attention_factor: Option<f64>,
     },
-    /// Llama 3.1: low frequencies are divided, high ones kept, those between blended.
+    /// Llama 3.1 (Hugging Face `llama3`): low frequencies are divided, high ones kept, those between blended.
     Llama3 {
         /// rope_theta.
         base: f64,
@@ -61,7 +61,8 @@ pub enum Frequencies<'a> {
         /// original_max_position_embeddings.
         original: u32,
     },
-    /// Pairs over the whole head with the exponent `2 i / head_dim`; only the first `partial * head_dim / 2` turn.
+    /// Pairs over the whole head with the exponent `2 i / head_dim` (Hugging Face `proportional`); only the first
+    /// `partial * head_dim / 2` turn.
     Proportional {
         /// rope_theta.
         base: f64,
@@ -87,7 +88,7 @@ pub struct Yarn {
     pub truncate: bool,
     /// The attention factor, if the settings name one.
     pub attention_factor: Option<f64>,
-    /// `mscale` and `mscale_all_dim`, if the settings name both: the attention factor is then a quotient.
+    /// `mscale` and `mscale_all_dim`, if the settings name both and neither is 0: the attention factor is then a quotient.
     pub mscale: Option<(f64, f64)>,
 }
 
@@ -129,10 +130,20 @@ fn yarn_mscale(factor: f64, m: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * m * libm::log(factor) + 1.0 }
 }
 
-/// What DeepSeek multiplies the softmax scale by besides the attention factor: `(0.1 mscale_all_dim ln(factor) + 1)^2`.
-pub fn yarn_softmax_multiplier(factor: f64, mscale_all_dim: f64) -> f64 {
+/// What DeepSeek-V2 and V3 multiply the softmax scale by besides the attention factor:
+/// `(0.1 mscale_all_dim ln(factor) + 1)^2`, which is 1 for an `mscale_all_dim` of 0.
+///
+/// # Errors
+///
+/// [`Error::BadNumber`] for a `factor` that is not finite and positive, or an `mscale_all_dim` not finite or negative.
+pub fn yarn_softmax_multiplier(factor: f64, mscale_all_dim: f64) -> Result<f64, Error> {
+    positive("rope factor", factor)?;
+    if !(mscale_all_dim.is_finite() && mscale_all_dim >= 0.0) {
+        let what = "mscale_all_dim".into();
+        return Err(Error::BadNumber { what, value: mscale_all_dim, need: "finite and not negative" });
+    }
     let m = yarn_mscale(factor, mscale_all_dim);
-    m * m
+    Ok(m * m)
 }
 
 fn positive(what: &'static str, value: f64) -> Result<(), Error> {
@@ -210,18 +221,21 @@ impl Frequencies<'_> {
                 factors.iter().try_for_each(|&f| positive("LongRoPE factor", f))?;
                 let original = length("original length", original)?;
                 let ratio = length("max_positions", max_positions)? / original;
-                set(&|i| plain(base, i) / factors[i]);
-                return match attention_factor {
-                    Some(factor) => positive("attention_factor", factor).map(|()| factor),
-                    None if ratio <= 1.0 => Ok(1.0),
-                    None if original <= 1.0 => Err(Error::OutOfRange {
-                        what: "original length".into(),
-                        value: 1,
-                        min: 2,
-                        max: i128::from(u32::MAX),
-                    }),
-                    None => Ok(libm::sqrt(1.0 + libm::log(ratio) / libm::log(original))),
+                let amplitude = match attention_factor {
+                    Some(factor) => positive("attention_factor", factor).map(|()| factor)?,
+                    None if ratio <= 1.0 => 1.0,
+                    None if original <= 1.0 => {
+                        return Err(Error::OutOfRange {
+                            what: "original length".into(),
+                            value: 1,
+                            min: 2,
+                            max: i128::from(u32::MAX),
+                        });
+                    }
+                    None => libm::sqrt(1.0 + libm::log(ratio) / libm::log(original)),
                 };
+                set(&|i| plain(base, i) / factors[i]);
+                return Ok(amplitude);
             }
             Frequencies::Llama3 { factor, low, high, original, .. } => {
                 positive("rope factor", factor)?;
@@ -274,10 +288,20 @@ impl Yarn {
         if beta_fast < beta_slow {
             return Err(Error::BadNumber { what: "beta_fast".into(), value: beta_fast, need: "at least beta_slow" });
         }
-        if base == 1.0 {
-            return Err(Error::BadNumber { what: "rope base".into(), value: base, need: "other than 1 for YaRN" });
+        // From 1 down there is no pair from which on others turn more slowly.
+        if base <= 1.0 {
+            return Err(Error::BadNumber { what: "rope base".into(), value: base, need: "above 1 for YaRN" });
         }
         let original = length("original length", self.original)?;
+        let amplitude = match (self.attention_factor, self.mscale) {
+            (Some(factor), _) => positive("attention_factor", factor).map(|()| factor)?,
+            (None, Some((mscale, all_dim))) => {
+                positive("mscale", mscale)?;
+                positive("mscale_all_dim", all_dim)?;
+                yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
+            }
+            (None, None) => yarn_mscale(factor, 1.0),
+        };
         let dim = rotary_dim as f64;
         // The pair that turns `turns` times over the original length.
         let pair_of =
@@ -286,7 +310,9 @@ impl Yarn {
         if self.truncate {
             (low, high) = (libm::floor(low), libm::ceil(high));
         }
-        (low, high) = (low.max(0.0), high.min(dim - 1.0));
+        // Published code bounds `low` from below and `high` from above alone: where all pairs turn too fast or too slowly
+        // for the ramp, its ends then change places and divide the wrong pairs.
+        (low, high) = (low.clamp(0.0, dim - 1.0), high.clamp(0.0, dim - 1.0));
         if low == high {
             high += 0.001;
         }
@@ -295,14 +321,6 @@ impl Yarn {
             let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             *out = f / factor * divided + f * (1.0 - divided);
         }
-        match (self.attention_factor, self.mscale) {
-            (Some(factor), _) => positive("attention_factor", factor).map(|()| factor),
-            (None, Some((mscale, all_dim))) => {
-                positive("mscale", mscale)?;
-                positive("mscale_all_dim", all_dim)?;
-                Ok(yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim))
-            }
-            (None, None) => Ok(yarn_mscale(factor, 1.0)),
-        }
+        Ok(amplitude)
     }
 }

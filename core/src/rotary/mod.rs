@@ -12,7 +12,13 @@ pub use given::CosSin;
 pub use spec::RotarySpec;
 pub use table::RotaryTable;
 
+use crate::kernel::ANGLE_PAD;
 use crate::{Error, MAX_HEAD_DIM, Place};
+
+/// Elements of a row of cos or sin for `pairs` pairs, as kernels read it: a multiple of [`ANGLE_PAD`].
+pub const fn padded(pairs: usize) -> usize {
+    pairs.next_multiple_of(ANGLE_PAD)
+}
 
 /// How the elements of a head pair up for rotation. There is no default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

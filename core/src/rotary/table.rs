@@ -1,54 +1,55 @@
 //! The small angle-addition table of cos and sin.
 
-use super::check_pairs_nonzero;
-use crate::Error;
-use crate::kernel::ANGLE_PAD;
+use super::{check_pairs_nonzero, padded};
+use crate::{Error, MAX_HEAD_DIM};
 
-/// Positions that share a base row and differ in the fine level alone.
-const FINE: usize = 128;
-/// Rows of the middle level: a coarse row stands for `FINE * MIDDLE` positions.
-const MIDDLE: usize = 128;
+/// Bits of a position that each level but the last stands for.
+const BITS: u32 = 5;
+/// Rows of such a level.
+const ROWS: usize = 1 << BITS;
+/// Levels, from single positions up.
+const LEVELS: usize = 4;
 
-/// Cos and sin of every position from a few rows, by angle addition: `position = (a * 128 + b) * 128 + c`.
+/// Cos and sin of every position from a few rows, by angle addition: a position is `a * 32^3 + b * 32^2 + c * 32 + d`, and
+/// there is a row for each `a`, `b`, `c` and `d`.
 ///
-/// For 64 pairs (rotary_dim 128) and 1,048,576 positions it takes 256 KiB, where a row per position would take 512 MiB.
-/// Fine rows (`c`) are f32. Middle and coarse rows (`b`, `a`) are kept as a float and its remainder and are combined in
-/// f64, so a base row is rounded once and |error| stays below 2e-7 at amplitude 1. The storage is plain f32: built once
-/// into a buffer of the caller's, or kept in flash. The table itself is a borrowed view, shared by batches, heads and layers.
+/// For 64 pairs (rotary_dim 128) and 1,048,576 positions it takes 128 KiB, where an f32 row per position would take 512 MiB.
+/// Rows are f64 and so are the additions: cos and sin are rounded once, to the nearest f32 but for some ties, whatever the
+/// position. (Rows in f32 would be half the size; their error of up to 2e-7 was measured to break the accuracy of scores
+/// where a query and a key are aligned and large.) The storage is built once into a buffer of the caller's or kept in
+/// flash. The table itself is a borrowed view, shared by batches, heads and layers.
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryTable<'a> {
-    fine: &'a [f32],
-    middle: &'a [f32],
-    coarse: &'a [f32],
+    levels: [&'a [f64]; LEVELS],
     pairs: usize,
     turned: usize,
     max_positions: u32,
     attention_factor: f64,
 }
 
-/// Rows of the fine, middle and coarse level.
-const fn rows(max_positions: u32) -> [usize; 3] {
-    const fn at_most(n: usize, limit: usize) -> usize {
-        if n < limit { n } else { limit }
-    }
-    let n = max_positions as usize;
-    let blocks = n.div_ceil(FINE);
-    [at_most(n, FINE), at_most(blocks, MIDDLE), blocks.div_ceil(MIDDLE)]
+/// Elements of a row: cosines, then sines, each padded.
+const fn row_len(pairs: usize) -> usize {
+    2 * padded(pairs)
 }
 
-/// Floats of the three levels.
-fn lens(pairs: usize, max_positions: u32) -> Option<[usize; 3]> {
-    let [fine, middle, coarse] = rows(max_positions);
-    let padded = pairs.checked_next_multiple_of(ANGLE_PAD)?;
-    Some([
-        fine.checked_mul(2)?.checked_mul(padded)?,
-        middle.checked_mul(4)?.checked_mul(pairs)?,
-        coarse.checked_mul(4)?.checked_mul(pairs)?,
-    ])
+/// Rows of each level for `max_positions` positions.
+fn rows(max_positions: u32) -> [usize; LEVELS] {
+    core::array::from_fn(|level| {
+        let used = (max_positions as usize).div_ceil(1 << (BITS * level as u32));
+        if level + 1 < LEVELS { used.min(ROWS) } else { used }
+    })
+}
+
+fn check_factor(value: f64) -> Result<(), Error> {
+    if value.is_finite() {
+        Ok(())
+    } else {
+        Err(Error::BadNumber { what: "attention_factor".into(), value, need: "finite" })
+    }
 }
 
 impl<'a> RotaryTable<'a> {
-    /// Floats of storage for `pairs` pairs and positions `0..max_positions`.
+    /// Elements of storage for `pairs` pairs and positions `0..max_positions`.
     ///
     /// # Errors
     ///
@@ -63,8 +64,11 @@ impl<'a> RotaryTable<'a> {
                 max: i128::from(u32::MAX),
             });
         }
-        let sum = || lens(pairs, max_positions)?.into_iter().try_fold(0usize, usize::checked_add);
-        sum().ok_or(Error::Overflow { what: "rotary table".into() })
+        rows(max_positions)
+            .iter()
+            .sum::<usize>()
+            .checked_mul(row_len(pairs))
+            .ok_or(Error::Overflow { what: "rotary table".into() })
     }
 
     /// Builds the table in `storage`. Pair `i` of position `p` turns by `p * inv_freq[i]`, computed in f64;
@@ -78,7 +82,7 @@ impl<'a> RotaryTable<'a> {
         inv_freq: &[f64],
         attention_factor: f64,
         max_positions: u32,
-        storage: &'a mut [f32],
+        storage: &'a mut [f64],
     ) -> Result<Self, Error> {
         let pairs = inv_freq.len();
         let need = Self::storage_len(pairs, max_positions)?;
@@ -88,27 +92,15 @@ impl<'a> RotaryTable<'a> {
         if let Some(&value) = inv_freq.iter().find(|f| !f.is_finite()) {
             return Err(Error::BadNumber { what: "inv_freq".into(), value, need: "finite" });
         }
-        let [fine_len, middle_len, coarse_len] = lens(pairs, max_positions).expect("storage_len checked it");
-        let (fine, rest) = storage.split_at_mut(fine_len);
-        let (middle, rest) = rest.split_at_mut(middle_len);
-        let coarse = &mut rest[..coarse_len];
-        let padded = pairs.next_multiple_of(ANGLE_PAD);
-        fine.fill(0.0);
-        for (c, row) in fine.chunks_exact_mut(2 * padded).enumerate() {
-            for (i, f) in inv_freq.iter().enumerate() {
-                let (sin, cos) = libm::sincos(c as f64 * f);
-                row[i] = cos as f32;
-                row[padded + i] = sin as f32;
-            }
-        }
-        for (level, step) in [(middle, FINE), (coarse, FINE * MIDDLE)] {
-            for (n, row) in level.chunks_exact_mut(4 * pairs).enumerate() {
-                for (i, f) in inv_freq.iter().enumerate() {
-                    let (sin, cos) = libm::sincos((n * step) as f64 * f);
-                    for (part, x) in [(0, cos), (2, sin)] {
-                        row[part * pairs + i] = x as f32;
-                        row[(part + 1) * pairs + i] = (x - f64::from(x as f32)) as f32;
-                    }
+        check_factor(attention_factor)?;
+        let mut all = storage[..need].chunks_exact_mut(row_len(pairs));
+        for (level, count) in rows(max_positions).into_iter().enumerate() {
+            for (n, row) in all.by_ref().take(count).enumerate() {
+                row.fill(0.0);
+                let (cos, sin) = row.split_at_mut(row_len(pairs) / 2);
+                let position = (n << (BITS * level as u32)) as f64;
+                for ((f, cos), sin) in inv_freq.iter().zip(cos).zip(sin) {
+                    (*sin, *cos) = libm::sincos(position * f);
                 }
             }
         }
@@ -121,7 +113,7 @@ impl<'a> RotaryTable<'a> {
     ///
     /// As [`RotaryTable::build`].
     pub fn from_storage(
-        storage: &'a [f32],
+        storage: &'a [f64],
         pairs: usize,
         max_positions: u32,
         attention_factor: f64,
@@ -130,23 +122,22 @@ impl<'a> RotaryTable<'a> {
         if storage.len() < need {
             return Err(Error::TooShort { what: "rotary table storage".into(), need, have: storage.len() });
         }
-        if !attention_factor.is_finite() {
-            let what = "attention_factor".into();
-            return Err(Error::BadNumber { what, value: attention_factor, need: "finite" });
-        }
-        let [fine_len, middle_len, coarse_len] = lens(pairs, max_positions).expect("storage_len checked it");
-        let (fine, rest) = storage.split_at(fine_len);
-        let (middle, rest) = rest.split_at(middle_len);
-        let padded = pairs.next_multiple_of(ANGLE_PAD);
+        check_factor(attention_factor)?;
+        let mut rest = storage;
+        let levels = rows(max_positions).map(|count| {
+            let (level, others) = rest.split_at(count * row_len(pairs));
+            rest = others;
+            level
+        });
         // A pair with frequency 0 and amplitude 1 does not turn; at the end of the head that saves work, and keeps what
-        // lies there from meeting a product with sin = 0.
-        let turned = if attention_factor == 1.0 {
-            let turns = |i: &usize| max_positions == 1 || fine[2 * padded..][padded + i] != 0.0;
-            (0..pairs).rev().find(turns).map_or(0, |last| last + 1)
+        // lies there from meeting a product with sin = 0. Position 1 shows which pairs turn.
+        let turned = if attention_factor == 1.0 && max_positions > 1 {
+            let sines = &levels[0][row_len(pairs) + row_len(pairs) / 2..][..pairs];
+            sines.iter().rposition(|sin| *sin != 0.0).map_or(0, |last| last + 1)
         } else {
             pairs
         };
-        Ok(RotaryTable { fine, middle, coarse: &rest[..coarse_len], pairs, turned, max_positions, attention_factor })
+        Ok(RotaryTable { levels, pairs, turned, max_positions, attention_factor })
     }
 
     /// Pairs of a row.
@@ -166,50 +157,48 @@ impl<'a> RotaryTable<'a> {
 
     /// The first of the positions that share a base row with `position`.
     pub const fn base_of(position: u32) -> u32 {
-        position - position % FINE as u32
+        position - position % ROWS as u32
     }
 
-    /// Writes amplitude times cos and sin of `base_of(position)` for as many pairs as fit in `cos` and `sin`, and zeros
-    /// behind them.
+    /// Writes amplitude times cos and sin of `base_of(position)` for as many pairs as fit in `cos` and `sin` (at most a padded
+    /// row).
     ///
     /// # Panics
     ///
     /// If `position` is not below [`RotaryTable::max_positions`].
-    pub fn base_row(&self, position: u32, cos: &mut [f32], sin: &mut [f32]) {
+    pub fn base_row(&self, position: u32, cos: &mut [f64], sin: &mut [f64]) {
         assert!(position < self.max_positions);
-        let (a, b) = (position as usize / (FINE * MIDDLE), position as usize / FINE % MIDDLE);
-        let n = self.pairs;
-        let (a, b) = (&self.coarse[4 * n * a..][..4 * n], &self.middle[4 * n * b..][..4 * n]);
-        let whole =
-            |row: &[f32], part: usize, i: usize| f64::from(row[part * n + i]) + f64::from(row[(part + 1) * n + i]);
-        for (i, (cos, sin)) in cos.iter_mut().zip(sin.iter_mut()).enumerate() {
-            (*cos, *sin) = if i < n {
-                let (ca, sa, cb, sb) = (whole(a, 0, i), whole(a, 2, i), whole(b, 0, i), whole(b, 2, i));
-                let factor = self.attention_factor;
-                ((factor * (ca * cb - sa * sb)) as f32, (factor * (sa * cb + ca * sb)) as f32)
-            } else {
-                (0.0, 0.0)
-            };
+        let [(cc, sc), (cb, sb), (ca, sa)] = [1, 2, 3].map(|level| self.row(level, position));
+        for i in 0..cos.len() {
+            let (c, s) = (cc[i] * cb[i] - sc[i] * sb[i], sc[i] * cb[i] + cc[i] * sb[i]);
+            cos[i] = self.attention_factor * (c * ca[i] - s * sa[i]);
+            sin[i] = self.attention_factor * (s * ca[i] + c * sa[i]);
         }
     }
 
-    /// Cos and sin of `position - base_of(position)`, padded with zeros to a multiple of [`ANGLE_PAD`].
-    pub fn fine_row(&self, position: u32) -> (&'a [f32], &'a [f32]) {
-        let padded = self.pairs.next_multiple_of(ANGLE_PAD);
-        self.fine[position as usize % FINE * 2 * padded..][..2 * padded].split_at(padded)
+    /// Cos and sin of `position - base_of(position)`, [`padded`] with zeros.
+    pub fn fine_row(&self, position: u32) -> (&'a [f64], &'a [f64]) {
+        self.row(0, position)
     }
 
-    /// Cos and sin of one pair, put together as the portable tier does it.
+    fn row(&self, level: usize, position: u32) -> (&'a [f64], &'a [f64]) {
+        let n = position as usize >> (BITS * level as u32);
+        let n = if level + 1 < LEVELS { n % ROWS } else { n };
+        let len = row_len(self.pairs);
+        self.levels[level][n * len..][..len].split_at(len / 2)
+    }
+
+    /// Cos and sin of one pair, amplitude applied.
     ///
     /// # Panics
     ///
     /// If `position` or `pair` is out of range.
     pub fn cos_sin(&self, position: u32, pair: usize) -> (f32, f32) {
         assert!(pair < self.pairs);
-        let (mut cos, mut sin) = ([0.0; crate::MAX_HEAD_DIM / 2], [0.0; crate::MAX_HEAD_DIM / 2]);
-        self.base_row(position, &mut cos[..self.pairs], &mut sin[..self.pairs]);
+        let (mut cos, mut sin) = ([0.0; MAX_HEAD_DIM / 2], [0.0; MAX_HEAD_DIM / 2]);
+        self.base_row(position, &mut cos[..=pair], &mut sin[..=pair]);
         let (fine_cos, fine_sin) = self.fine_row(position);
         let (bc, bs, fc, fs) = (cos[pair], sin[pair], fine_cos[pair], fine_sin[pair]);
-        (bc * fc - bs * fs, bs * fc + bc * fs)
+        ((bc * fc - bs * fs) as f32, (bs * fc + bc * fs) as f32)
     }
 }

@@ -1,5 +1,5 @@
 //! The AVX2 tier (with FMA and F16C): its table, its token and its tile sizes. The bodies are one file per kernel:
-//! [`score`] and `weighted_sum` for prefill, `decode` for few rows, `softmax`, `pack` and `rows` for both. No loop over
+//! `score` and `weighted_sum` for prefill, `decode` for few rows, `softmax`, `pack` and `rows` for both. No loop over
 //! heads, masks or tasks lives here.
 
 mod decode;
@@ -18,11 +18,13 @@ const MR: usize = 6;
 const NR: usize = 16;
 /// Value columns of a weighted-sum tile, for the same reason.
 const NV: usize = 16;
-/// Rows of the few-row kernels: 4 x 2 accumulators hide the latency of a multiply-add (4 cycles, 2 a cycle).
+/// Rows of the few-row kernels: 4 rows by 3 keys are 12 accumulators, 3 vectors of keys and 1 of a query: 16 registers.
+/// More rows would leave fewer keys for each load of a query.
 const DECODE_ROWS: usize = 4;
 
-/// The features of the tier, as the probe checks them. `target_feature` attributes must name the same: `avx2,fma,f16c`.
-const FEATURES: [probe::Feature; 4] = [probe::AVX, probe::FMA, probe::F16C, probe::AVX2];
+/// The features of the tier: what the probe asks for, and what every `target_feature` attribute of this folder names
+/// (`avx2` implies `avx`). A test holds the attributes to this list.
+const FEATURES: [probe::Feature; 4] = [probe::AVX, probe::AVX2, probe::FMA, probe::F16C];
 
 static AVX2: Kernels = Kernels {
     tier: TierName::Avx2,
@@ -78,5 +80,35 @@ impl Avx2 {
         // SAFETY: the token proves every feature that the kernels enable, and the kernel battery holds them to the
         // contracts of the fields.
         unsafe { Tier::new(&AVX2, &crate::FP_CONTROL) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::FEATURES;
+    use std::format;
+    use std::string::String;
+    use std::vec::Vec;
+
+    /// Code may use nothing that the probe has not asked for.
+    #[test]
+    fn b74_attributes_name_what_the_probe_checks() {
+        let names: Vec<&str> = FEATURES.iter().map(|f| f.name).filter(|name| *name != "avx").collect();
+        let attribute = format!("#[target_feature(enable = \"{}\")]", names.join(","));
+        let (mut files, mut attributes) = (0, 0);
+        for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/avx2")).unwrap() {
+            let path = file.unwrap().path();
+            let source: String = std::fs::read_to_string(&path).unwrap();
+            files += 1;
+            for line in source.lines().map(str::trim).filter(|line| line.starts_with("#[target_feature")) {
+                assert_eq!(line, attribute, "{}", path.display());
+                attributes += 1;
+            }
+        }
+        assert!(
+            files >= 7 && attributes > 50,
+            "{attributes} attributes in {files} files: does this test look in the right place?"
+        );
     }
 }

@@ -1,7 +1,14 @@
 //! Packing: rows of Q, K and V, widened and rotated in registers, on their way into the panels that the prefill tiles
 //! read. The panel layouts are known to this file, [`super::score`] and `weighted_sum` alone.
 
-use super::rows::{Element, LANES, Segment, by_type, checked_row, load, load_avx2, segments, turned};
+#![allow(
+    clippy::needless_range_loop,
+    reason = "an index that runs over several arrays of vectors; iterator adapters with closures become calls here"
+)]
+
+use super::rows::{
+    CheckedRows, Element, Kind, LANES, PAIR_ORDER, Row, Segment, by_type, each_vector, load_avx2, segments,
+};
 use super::{MR, NR, NV};
 use core::arch::x86_64::*;
 use rotile_core::kernel::{Rotation, Rows};
@@ -22,100 +29,148 @@ pub(super) fn pack_k_avx2(rows: Rows<'_>, rotation: Option<Rotation<'_>>, panel:
     by_type!(rows.data, pack_keys, rows, rotation.as_ref(), panel)
 }
 
+/// Keys that are transposed together. With 4, half a transposition is enough and 128-bit stores do the rest: 8 shuffles
+/// for 4 x 8 elements, where 8 x 8 takes 24 for twice as many; and x and y of 4 rotated keys fit in registers.
+const QUAD: usize = 4;
+
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pack_keys<T: Element>(data: &[T], rows: Rows<'_>, rotation: Option<&Rotation<'_>>, panel: &mut [f32]) {
     let segments = segments(rotation, rows.dim);
-    for half in 0..NR / LANES {
-        let first = half * LANES;
-        let count = rows.at.len().saturating_sub(first).min(LANES);
+    let checked = CheckedRows::new(data, &rows, rotation);
+    for first in (0..NR).step_by(QUAD) {
+        let count = rows.at.len().saturating_sub(first).min(QUAD);
         if count == 0 {
-            panel.chunks_exact_mut(NR).for_each(|keys| keys[first..first + LANES].fill(0.0));
+            panel.chunks_exact_mut(NR).for_each(|keys| keys[first..first + QUAD].fill(0.0));
             continue;
         }
-        // Missing keys repeat the last one and are blanked after the transposition: no branch in the loop.
-        let keys = core::array::from_fn(|c| checked_row(data, &rows, rotation, first + c.min(count - 1)));
-        let keep = super::rows::lanes_below(count);
-        for segment in segments {
-            let end = segment.start + segment.len;
-            let mut at = segment.start;
-            while at + LANES <= end {
-                // SAFETY: `checked_row` checked rows and angles; the panel has `dim` rows of 16.
-                unsafe { pack_block(&keys, segment, at, LANES, keep, panel.as_mut_ptr().add(at * NR + first)) };
-                at += LANES;
-            }
-            if at < end {
-                // SAFETY: as above.
-                unsafe { pack_block(&keys, segment, at, end - at, keep, panel.as_mut_ptr().add(at * NR + first)) };
+        // Missing keys repeat the last one and are blanked after the transposition.
+        let key = |c: usize| checked.row(first + c.min(count - 1));
+        let keys = [key(0), key(1), key(2), key(3)];
+        // SAFETY: rows and angles are checked, and the panel has `dim` rows of 16.
+        unsafe {
+            let out = panel.as_mut_ptr().add(first);
+            if count == QUAD {
+                pack_quad::<T, false>(&keys, &segments, count, out);
+            } else {
+                pack_quad::<T, true>(&keys, &segments, count, out);
             }
         }
     }
 }
 
-/// Elements `at..at + n` of 8 keys, rotated, transposed and stored to `n` rows of a panel.
+/// Four keys, rotated; those from `count` on are zeros if some are `MISSING`.
 ///
 /// # Safety
 ///
-/// - Rows and angles as for [`turned`].
-/// - 8 elements are writable at each of `out + i * 16`, `i < n`.
-#[inline]
+/// - `keys` are as [`CheckedRows`] gives them, `segments` the runs of their elements.
+/// - 4 elements are writable at each of `out + i * 16`, for every element `i` of a key.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn pack_block<T: Element>(
-    keys: &[(*const T, *const f32, *const f32); LANES],
-    segment: Segment,
-    at: usize,
-    n: usize,
-    keep: __m256i,
+unsafe fn pack_quad<T: Element, const MISSING: bool>(
+    keys: &[Row<T>; QUAD],
+    segments: &[Segment; 5],
+    count: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's duty.
-    let block = keys.map(|(row, cos, sin)| unsafe { turned(row, segment, at, n, cos, sin) });
-    let columns = transpose(block);
-    for (i, column) in columns.into_iter().enumerate().take(n) {
-        // SAFETY: the caller's duty.
-        unsafe { _mm256_storeu_ps(out.add(i * NR), _mm256_and_ps(column, _mm256_castsi256_ps(keep))) };
+    let keep = _mm_castsi128_ps(_mm_cmpgt_epi32(_mm_set1_epi32(count as i32), _mm_setr_epi32(0, 1, 2, 3)));
+    for &Segment { kind, start, end } in segments {
+        // SAFETY: elements `at..at + n` and their partners are in every row and in the panel.
+        unsafe {
+            match kind {
+                Kind::Copy => each_vector!(start..end, |at, n| {
+                    let block =
+                        [keys[0].plain(at, n), keys[1].plain(at, n), keys[2].plain(at, n), keys[3].plain(at, n)];
+                    put::<MISSING>(block, keep, out.add(at * NR), n);
+                }),
+                Kind::First { distance } => each_vector!(start..end, |at, n| {
+                    let i = at - start;
+                    let [x0, y0] = keys[0].half(at, distance, i, n);
+                    let [x1, y1] = keys[1].half(at, distance, i, n);
+                    let [x2, y2] = keys[2].half(at, distance, i, n);
+                    let [x3, y3] = keys[3].half(at, distance, i, n);
+                    put::<MISSING>([x0, x1, x2, x3], keep, out.add(at * NR), n);
+                    put::<MISSING>([y0, y1, y2, y3], keep, out.add((at + distance) * NR), n);
+                }),
+                Kind::Second => (),
+                Kind::Interleaved => {
+                    let mut from = start;
+                    while from + 2 * LANES <= end {
+                        let i = (from - start) / 2;
+                        let [x0, y0] = keys[0].eight_pairs(from, i);
+                        let [x1, y1] = keys[1].eight_pairs(from, i);
+                        let [x2, y2] = keys[2].eight_pairs(from, i);
+                        let [x3, y3] = keys[3].eight_pairs(from, i);
+                        put_pairs::<MISSING>([x0, x1, x2, x3], keep, out.add(from * NR));
+                        put_pairs::<MISSING>([y0, y1, y2, y3], keep, out.add((from + 1) * NR));
+                        from += 2 * LANES;
+                    }
+                    each_vector!(from..end, |at, n| {
+                        let i = (at - start) / 2;
+                        let (a, b) = (keys[0].interleaved(at, i, n), keys[1].interleaved(at, i, n));
+                        let (c, d) = (keys[2].interleaved(at, i, n), keys[3].interleaved(at, i, n));
+                        put::<MISSING>([a, b, c, d], keep, out.add(at * NR), n);
+                    });
+                }
+            }
+        }
     }
 }
 
-/// Transposes 8 x 8.
+/// Stores the first `n` elements of 4 keys as columns, with lanes outside `keep` as 0 if some are `MISSING`.
+///
+/// # Safety
+///
+/// 4 elements are writable at each of `out + i * 16`, `i < n`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn transpose(r: [__m256; 8]) -> [__m256; 8] {
-    let lo = |a, b| _mm256_unpacklo_ps(a, b);
-    let hi = |a, b| _mm256_unpackhi_ps(a, b);
-    let t = [
-        lo(r[0], r[1]),
-        hi(r[0], r[1]),
-        lo(r[2], r[3]),
-        hi(r[2], r[3]),
-        lo(r[4], r[5]),
-        hi(r[4], r[5]),
-        lo(r[6], r[7]),
-        hi(r[6], r[7]),
+unsafe fn put<const MISSING: bool>(keys: [__m256; QUAD], keep: __m128, out: *mut f32, n: usize) {
+    let columns = transpose::<MISSING>(keys, keep);
+    for i in 0..LANES {
+        if i < n {
+            // SAFETY: the caller's duty.
+            unsafe { _mm_storeu_ps(out.add(i * NR), columns[i]) };
+        }
+    }
+}
+
+/// As [`put`], for every second element, in the order of [`PAIR_ORDER`].
+///
+/// # Safety
+///
+/// 4 elements are writable at each of `out + 2 * i * 16`, `i < 8`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn put_pairs<const MISSING: bool>(keys: [__m256; QUAD], keep: __m128, out: *mut f32) {
+    let columns = transpose::<MISSING>(keys, keep);
+    for i in 0..LANES {
+        // SAFETY: the caller's duty.
+        unsafe { _mm_storeu_ps(out.add(2 * PAIR_ORDER[i] * NR), columns[i]) };
+    }
+}
+
+/// Transposes 4 x 8.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn transpose<const MISSING: bool>([a, b, c, d]: [__m256; QUAD], keep: __m128) -> [__m128; LANES] {
+    let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+    let (ab2, cd2) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+    // Elements i and i + 4 of the four keys in the halves of vector i.
+    let both = [
+        _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd),
+        _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd),
+        _mm256_shuffle_ps::<0b01_00_01_00>(ab2, cd2),
+        _mm256_shuffle_ps::<0b11_10_11_10>(ab2, cd2),
     ];
-    let even = |a, b| _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
-    let odd = |a, b| _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
-    let q = [
-        even(t[0], t[2]),
-        odd(t[0], t[2]),
-        even(t[1], t[3]),
-        odd(t[1], t[3]),
-        even(t[4], t[6]),
-        odd(t[4], t[6]),
-        even(t[5], t[7]),
-        odd(t[5], t[7]),
-    ];
-    let low = |a, b| _mm256_permute2f128_ps::<0x20>(a, b);
-    let high = |a, b| _mm256_permute2f128_ps::<0x31>(a, b);
-    [
-        low(q[0], q[4]),
-        low(q[1], q[5]),
-        low(q[2], q[6]),
-        low(q[3], q[7]),
-        high(q[0], q[4]),
-        high(q[1], q[5]),
-        high(q[2], q[6]),
-        high(q[3], q[7]),
-    ]
+    let mut columns = [_mm_setzero_ps(); LANES];
+    for i in 0..QUAD {
+        columns[i] = _mm256_castps256_ps128(both[i]);
+        columns[i + QUAD] = _mm256_extractf128_ps::<1>(both[i]);
+    }
+    if MISSING {
+        for column in &mut columns {
+            *column = _mm_and_ps(*column, keep);
+        }
+    }
+    columns
 }
 
 /// Value tile: column panels of 16.
@@ -126,26 +181,33 @@ pub(super) fn pack_v_avx2(rows: Rows<'_>, first: usize, keys: usize, tile: &mut 
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pack_values<T: Element>(data: &[T], rows: Rows<'_>, first: usize, keys: usize, tile: &mut [f32]) -> bool {
-    let panels = rows.dim.div_ceil(NV);
-    assert!(first + rows.at.len() <= keys && tile.len() >= panels * keys * NV);
+    let (dim, count) = (rows.dim, rows.at.len());
+    let need = dim.div_ceil(NV).checked_mul(NV).and_then(|columns| columns.checked_mul(keys));
+    assert!(first <= keys && count <= keys - first && need.is_some_and(|need| need <= tile.len()));
     // The largest magnitude seen, as bits: infinities and NaN lie above every finite number.
     let mut largest = _mm256_setzero_si256();
     let magnitude = _mm256_set1_epi32(0x7FFF_FFFF);
-    for r in 0..rows.at.len() {
-        let (row, ..) = checked_row(data, &rows, None, r);
-        for c in 0..panels {
-            for half in 0..NV / LANES {
-                let at = c * NV + half * LANES;
-                let n = rows.dim.saturating_sub(at).min(LANES);
-                // SAFETY: `n` elements from `at` on are in the row (`at` is clamped for the padding); the panel has
-                // `keys` rows of 16.
-                unsafe {
-                    let x = load(row.add(at.min(rows.dim)), n);
-                    let out = tile.as_mut_ptr().add(c * keys * NV + (first + r) * NV + half * LANES);
-                    _mm256_storeu_ps(out, x);
-                    largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(x), magnitude));
-                }
+    let checked = CheckedRows::new(data, &rows, None);
+    for r in 0..count {
+        let row = checked.row(r);
+        let mut c = 0;
+        while c < dim {
+            // SAFETY: the elements are in the row, of which no padding is read; the panel of column `c` has `keys` rows
+            // of 16.
+            unsafe {
+                let (x, y) = if c + NV <= dim {
+                    (row.plain(c, LANES), row.plain(c + LANES, LANES))
+                } else {
+                    let left = dim - c;
+                    (row.plain(c, left.min(LANES)), row.plain(c + left.min(LANES), left.saturating_sub(LANES)))
+                };
+                let out = tile.as_mut_ptr().add(c * keys + (first + r) * NV);
+                _mm256_storeu_ps(out, x);
+                _mm256_storeu_ps(out.add(LANES), y);
+                largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(x), magnitude));
+                largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(y), magnitude));
             }
+            c += NV;
         }
     }
     let infinite = _mm256_cmpgt_epi32(largest, _mm256_set1_epi32(0x7F7F_FFFF));

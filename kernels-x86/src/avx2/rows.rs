@@ -33,17 +33,58 @@ pub(super) fn lanes_below(n: usize) -> __m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 }
 
-/// Copies `n < 8` elements to a buffer of 8, so that a tail is never read past its end.
+/// `n < 8` elements of 16 bits in the low lanes, the others 0, by reads of 8, 4 and 2 bytes: a tail is never read past
+/// its end. (Out of line it saved 5 % of the tier's code and brought spills into full loops.)
 ///
 /// # Safety
 ///
 /// The `n` elements at `p` are readable.
 #[inline]
-unsafe fn tail<T: Copy + Default>(p: *const T, n: usize) -> [T; LANES] {
-    let mut buffer = [T::default(); LANES];
-    // SAFETY: the caller's duty, and `n` fits the buffer.
-    unsafe { core::ptr::copy_nonoverlapping(p, buffer.as_mut_ptr(), n.min(LANES)) };
-    buffer
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn load_bits<T>(p: *const T, n: usize) -> __m128i {
+    const { assert!(size_of::<T>() == 2) };
+    let p: *const u16 = p.cast();
+    // SAFETY: `n & 4`, `n & 2` and `n & 1` elements follow one another, `n` in all.
+    let (first, rest) = unsafe {
+        let mut at = n & 4;
+        let mut rest = 0;
+        if n & 2 != 0 {
+            rest = u64::from(p.add(at).cast::<u32>().read_unaligned());
+            at += 2;
+        }
+        if n & 1 != 0 {
+            rest |= u64::from(p.add(at).read()) << (16 * (n & 2));
+        }
+        (if n & 4 != 0 { p.cast::<u64>().read_unaligned() } else { rest }, rest)
+    };
+    _mm_set_epi64x(if n & 4 != 0 { rest as i64 } else { 0 }, first as i64)
+}
+
+/// Writes the low `n < 8` elements of 16 bits.
+///
+/// # Safety
+///
+/// The `n` elements at `p` are writable, and any 16 bits are a value of `T`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn store_bits<T>(p: *mut T, bits: __m128i, n: usize) {
+    const { assert!(size_of::<T>() == 2) };
+    let p: *mut u16 = p.cast();
+    let (mut at, mut rest) = (0, _mm_cvtsi128_si64(bits) as u64);
+    // SAFETY: `n & 4`, `n & 2` and `n & 1` elements follow one another, `n` in all.
+    unsafe {
+        if n & 4 != 0 {
+            p.cast::<u64>().write_unaligned(rest);
+            (at, rest) = (4, _mm_extract_epi64::<1>(bits) as u64);
+        }
+        if n & 2 != 0 {
+            p.add(at).cast::<u32>().write_unaligned(rest as u32);
+            (at, rest) = (at + 2, rest >> 32);
+        }
+        if n & 1 != 0 {
+            p.add(at).write(rest as u16);
+        }
+    }
 }
 
 impl Element for f32 {
@@ -62,6 +103,12 @@ impl Element for f32 {
     }
 }
 
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widen_bf16(bits: __m128i) -> __m256 {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+}
+
 impl Element for f16 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -73,8 +120,8 @@ impl Element for f16 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load_n(p: *const f16, n: usize) -> __m256 {
-        // SAFETY: the caller's duty, then a buffer of 8.
-        unsafe { Self::load8(tail(p, n).as_ptr()) }
+        // SAFETY: the caller's duty.
+        _mm256_cvtph_ps(unsafe { load_bits(p, n) })
     }
 }
 
@@ -83,15 +130,14 @@ impl Element for bf16 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load8(p: *const bf16) -> __m256 {
         // SAFETY: the caller's duty.
-        let bits = unsafe { _mm_loadu_si128(p.cast()) };
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+        widen_bf16(unsafe { _mm_loadu_si128(p.cast()) })
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load_n(p: *const bf16, n: usize) -> __m256 {
-        // SAFETY: the caller's duty, then a buffer of 8.
-        unsafe { Self::load8(tail(p, n).as_ptr()) }
+        // SAFETY: the caller's duty.
+        widen_bf16(unsafe { load_bits(p, n) })
     }
 }
 
@@ -129,10 +175,10 @@ pub(super) unsafe fn load<T: Element>(p: *const T, n: usize) -> __m256 {
 pub(super) enum Kind {
     /// They pass through.
     Copy,
-    /// They are the first elements of half-style pairs; the second ones are `distance` on.
+    /// They are the first elements of half-style pairs; the second ones are `distance` on, and turn with them.
     First { distance: usize },
-    /// They are the second elements of half-style pairs.
-    Second { distance: usize },
+    /// They are the second elements of half-style pairs: done where the first ones are.
+    Second,
     /// They are interleaved pairs.
     Interleaved,
 }
@@ -142,20 +188,21 @@ pub(super) enum Kind {
 pub(super) struct Segment {
     pub(super) kind: Kind,
     pub(super) start: usize,
-    pub(super) len: usize,
+    pub(super) end: usize,
 }
 
 /// The runs of a row of `dim` elements, in order; empty ones included.
 #[inline]
 pub(super) fn segments(rotation: Option<&Rotation<'_>>, dim: usize) -> [Segment; 5] {
     let cut = |at: [usize; 6], kinds: [Kind; 5]| {
-        core::array::from_fn(|i| Segment { kind: kinds[i], start: at[i], len: at[i + 1] - at[i] })
+        // Sorted up to `dim`, all runs lie in the row and do not overlap, whatever overflowed on the way here.
+        assert!(at.is_sorted(), "rotated elements overlap or leave the row");
+        core::array::from_fn(|i| Segment { kind: kinds[i], start: at[i], end: at[i + 1] })
     };
     let none = Kind::Copy;
     let Some(turn) = rotation.map(|r| r.turn) else {
         return cut([0, dim, dim, dim, dim, dim], [none; 5]);
     };
-    assert!(turn.end() <= dim, "rotated elements leave the row");
     let (a, distance) = (turn.offset, turn.distance);
     match turn.style {
         PairStyle::Interleaved => {
@@ -163,98 +210,175 @@ pub(super) fn segments(rotation: Option<&Rotation<'_>>, dim: usize) -> [Segment;
             cut([0, a, b, dim, dim, dim], [none, Kind::Interleaved, none, none, none])
         }
         _ => {
-            assert!(turn.pairs <= distance, "half-style pairs overlap");
             let (b, c, d) = (a + turn.pairs, a + distance, a + distance + turn.pairs);
-            cut([0, a, b, c, d, dim], [none, Kind::First { distance }, none, Kind::Second { distance }, none])
+            cut([0, a, b, c, d, dim], [none, Kind::First { distance }, none, Kind::Second, none])
         }
     }
 }
 
-/// `x' = x cos - y sin`, `y' = y cos + x sin`, one rounding for each sum.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn turn_first(x: __m256, y: __m256, cos: __m256, sin: __m256) -> __m256 {
-    _mm256_fmsub_ps(x, cos, _mm256_mul_ps(y, sin))
-}
-
-/// See [`turn_first`].
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn turn_second(x: __m256, y: __m256, cos: __m256, sin: __m256) -> __m256 {
-    _mm256_fmadd_ps(y, cos, _mm256_mul_ps(x, sin))
-}
-
-/// Rotates 4 interleaved pairs; `cos` and `sin` point at the angles of the first.
-///
-/// # Safety
-///
-/// 4 elements are readable at both (angle rows are padded).
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn turn_interleaved(v: __m256, cos: *const f32, sin: *const f32) -> __m256 {
-    let twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-    // SAFETY: the caller's duty.
-    let spread = |p| unsafe { _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), twice) };
-    let swapped = _mm256_permute_ps::<0b10_11_00_01>(v);
-    // Even lanes x cos - y sin, odd lanes y cos + x sin.
-    _mm256_fmaddsub_ps(v, spread(cos), _mm256_mul_ps(swapped, spread(sin)))
-}
-
-/// Elements `at..at + n` of a row (`n <= 8`, within `segment`), widened and rotated.
-///
-/// # Safety
-///
-/// - `row` points at a whole row whose segments [`segments`] made.
-/// - `cos` and `sin` point at the row's padded angles, unless the segment passes through.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn turned<T: Element>(
-    row: *const T,
-    segment: Segment,
-    at: usize,
-    n: usize,
+/// A row and its angles (dangling without a rotation), as [`CheckedRows`] gives them.
+#[derive(Clone, Copy)]
+pub(super) struct Row<T> {
+    pub(super) data: *const T,
     cos: *const f32,
     sin: *const f32,
-) -> __m256 {
-    // SAFETY: partners lie `distance` away inside the same row; angle rows are padded to 16, so 8 from a multiple of 8
-    // (4 from a multiple of 4) are readable.
-    unsafe {
-        let here = load(row.add(at), n);
-        let i = at - segment.start;
-        match segment.kind {
-            Kind::Copy => here,
-            Kind::First { distance } => {
-                let y = load(row.add(at + distance), n);
-                turn_first(here, y, _mm256_loadu_ps(cos.add(i)), _mm256_loadu_ps(sin.add(i)))
+}
+
+/// Rows that have been checked against their slices.
+pub(super) struct CheckedRows<'a, T> {
+    data: *const T,
+    at: &'a [usize],
+    cos: *const f32,
+    sin: *const f32,
+    angles_at: &'a [usize],
+}
+
+impl<'a, T> CheckedRows<'a, T> {
+    /// Checks that every row has `dim` readable elements, and angles for all pairs up to a multiple of `ANGLE_PAD`.
+    #[inline]
+    pub(super) fn new(data: &'a [T], rows: &Rows<'a>, rotation: Option<&Rotation<'a>>) -> Self {
+        for &at in rows.at {
+            assert!(at <= data.len() && data.len() - at >= rows.dim, "a row leaves its slice");
+        }
+        let (mut cos, mut sin, mut angles_at) = (core::ptr::dangling(), core::ptr::dangling(), &[][..]);
+        if let Some(Rotation { turn, angles }) = rotation {
+            let len = angles.cos.len().min(angles.sin.len());
+            let padded = turn.pairs.next_multiple_of(rotile_core::kernel::ANGLE_PAD);
+            (cos, sin, angles_at) = (angles.cos.as_ptr(), angles.sin.as_ptr(), &angles.at[..rows.at.len()]);
+            for &at in angles_at {
+                assert!(at <= len && len - at >= padded, "angles leave their slices");
             }
-            Kind::Second { distance } => {
-                let x = load(row.add(at - distance), n);
-                turn_second(x, here, _mm256_loadu_ps(cos.add(i)), _mm256_loadu_ps(sin.add(i)))
-            }
-            Kind::Interleaved => turn_interleaved(here, cos.add(i / 2), sin.add(i / 2)),
+        }
+        CheckedRows { data: data.as_ptr(), at: rows.at, cos, sin, angles_at }
+    }
+
+    /// Row `r`.
+    #[inline]
+    pub(super) fn row(&self, r: usize) -> Row<T> {
+        let angles = if self.angles_at.is_empty() { 0 } else { self.angles_at[r] };
+        Row {
+            data: self.data.wrapping_add(self.at[r]),
+            cos: self.cos.wrapping_add(angles),
+            sin: self.sin.wrapping_add(angles),
         }
     }
 }
 
-/// Pointers to the checked start of a row, and to its checked, padded angles (dangling without a rotation).
-#[inline]
-pub(super) fn checked_row<T>(
-    data: &[T],
-    rows: &Rows<'_>,
-    rotation: Option<&Rotation<'_>>,
-    r: usize,
-) -> (*const T, *const f32, *const f32) {
-    let row = &data[rows.at[r]..][..rows.dim];
-    match rotation {
-        None => (row.as_ptr(), core::ptr::dangling(), core::ptr::dangling()),
-        Some(Rotation { turn, angles }) => {
-            let padded = turn.pairs.next_multiple_of(rotile_core::kernel::ANGLE_PAD);
-            let cos = &angles.cos[angles.at[r]..][..padded];
-            let sin = &angles.sin[angles.at[r]..][..padded];
-            (row.as_ptr(), cos.as_ptr(), sin.as_ptr())
-        }
+impl<T: Element> Row<T> {
+    /// Elements `at..at + n`, `n <= 8`, widened.
+    ///
+    /// # Safety
+    ///
+    /// They are in the row.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) unsafe fn plain(self, at: usize, n: usize) -> __m256 {
+        // SAFETY: the caller's duty.
+        unsafe { load(self.data.add(at), n) }
+    }
+
+    /// The first and the second elements of half-style pairs `i..i + n`, `n <= 8`, rotated; the first ones start at `at`.
+    ///
+    /// # Safety
+    ///
+    /// The pairs are in the row and in its rotation, and `i` is a multiple of 8.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) unsafe fn half(self, at: usize, distance: usize, i: usize, n: usize) -> [__m256; 2] {
+        // SAFETY: the caller's duty; angle rows are padded to 16, so 8 from a multiple of 8 are readable.
+        let (x, y, cos, sin) = unsafe {
+            let (x, y) = (load(self.data.add(at), n), load(self.data.add(at + distance), n));
+            (x, y, _mm256_loadu_ps(self.cos.add(i)), _mm256_loadu_ps(self.sin.add(i)))
+        };
+        [_mm256_fmsub_ps(x, cos, _mm256_mul_ps(y, sin)), _mm256_fmadd_ps(y, cos, _mm256_mul_ps(x, sin))]
+    }
+
+    /// Elements `at..at + n`, `n <= 8`, which are interleaved pairs from pair `i` on, rotated.
+    ///
+    /// # Safety
+    ///
+    /// The pairs are in the row and in its rotation, and `i` is a multiple of 4.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) unsafe fn interleaved(self, at: usize, i: usize, n: usize) -> __m256 {
+        let twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+        // SAFETY: the caller's duty; angle rows are padded to 16, so 4 from a multiple of 4 are readable.
+        let (v, cos, sin) =
+            unsafe { (load(self.data.add(at), n), _mm_loadu_ps(self.cos.add(i)), _mm_loadu_ps(self.sin.add(i))) };
+        let cos = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(cos), twice);
+        let sin = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(sin), twice);
+        let swapped = _mm256_permute_ps::<0b10_11_00_01>(v);
+        // Even lanes x cos - y sin, odd lanes y cos + x sin.
+        _mm256_fmaddsub_ps(v, cos, _mm256_mul_ps(swapped, sin))
+    }
+
+    /// Eight interleaved pairs from element `at` and pair `i` on, rotated: first and second elements apart, in the order
+    /// of pairs that shuffles inside 128 bits give, [`PAIR_ORDER`]. Same arithmetic as [`Row::interleaved`] with half the work
+    /// for the angles, and without shuffles across halves, which are slow on Zen.
+    ///
+    /// # Safety
+    ///
+    /// The pairs are in the row and in its rotation, and `i` is a multiple of 8.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) unsafe fn eight_pairs(self, at: usize, i: usize) -> [__m256; 2] {
+        // SAFETY: angle rows are padded to 16, so 8 from a multiple of 8 are readable.
+        let ordered = |p: *const f32| unsafe {
+            let (low, high) = (_mm_loadu_ps(p), _mm_loadu_ps(p.add(4)));
+            let (low, high) = (_mm256_set_m128(low, low), _mm256_set_m128(high, high));
+            let both = _mm256_shuffle_pd::<0b1100>(_mm256_castps_pd(low), _mm256_castps_pd(high));
+            _mm256_castpd_ps(both)
+        };
+        // SAFETY: the caller's duty.
+        let (a, b, cos, sin) = unsafe {
+            let (a, b) = (T::load8(self.data.add(at)), T::load8(self.data.add(at + LANES)));
+            (a, b, ordered(self.cos.add(i)), ordered(self.sin.add(i)))
+        };
+        let (x, y) = (_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+        [_mm256_fmsub_ps(x, cos, _mm256_mul_ps(y, sin)), _mm256_fmadd_ps(y, cos, _mm256_mul_ps(x, sin))]
+    }
+
+    /// The 16 elements of [`Row::eight_pairs`], in their own order.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) unsafe fn interleaved16(self, at: usize, i: usize) -> [__m256; 2] {
+        // SAFETY: the caller's duty.
+        let [x, y] = unsafe { self.eight_pairs(at, i) };
+        [_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y)]
     }
 }
+
+/// Which pair is in which lane of [`Row::eight_pairs`].
+pub(super) const PAIR_ORDER: [usize; LANES] = [0, 1, 4, 5, 2, 3, 6, 7];
+
+/// Elements from the start of the first of `rows` rows to the end of the last.
+#[inline]
+pub(super) fn span(rows: usize, stride: usize, len: usize) -> usize {
+    let before = (rows - 1).checked_mul(stride);
+    before.and_then(|n| n.checked_add(len)).expect("rows reach beyond the address space")
+}
+
+/// Runs a block for each vector of a range of elements: `at` is its first element, `n` the number of lanes, 8 and known at
+/// compile time in all but a last one. (A closure would be compiled once for both, and called.)
+macro_rules! each_vector {
+    ($start:ident..$end:ident, |$at:ident, $n:ident| $body:block) => {{
+        let mut $at = $start;
+        while $at + $crate::avx2::rows::LANES <= $end {
+            let $n = $crate::avx2::rows::LANES;
+            $body
+            $at += $crate::avx2::rows::LANES;
+        }
+        if $at < $end {
+            let $n = $end - $at;
+            $body
+        }
+    }};
+}
+pub(super) use each_vector;
 
 /// Calls `$kernel::<T>($data, ...)` for the element type of a slice.
 macro_rules! by_type {
@@ -291,17 +415,36 @@ fn load_rows<T: Element>(
 ) {
     let segments = segments(rotation, rows.dim);
     let scale = _mm256_set1_ps(scale);
+    let checked = CheckedRows::new(data, &rows, rotation);
     for r in 0..rows.at.len() {
-        let (row, cos, sin) = checked_row(data, &rows, rotation, r);
-        let out = &mut out[r * out_stride..][..rows.dim];
-        for segment in segments {
-            let end = segment.start + segment.len;
-            for at in (segment.start..end).step_by(LANES) {
-                let n = LANES.min(end - at);
-                // SAFETY: `checked_row` checked the row and its angles; `out` has `dim` elements.
-                unsafe {
-                    let x = turned(row, segment, at, n, cos, sin);
-                    store_n(out.as_mut_ptr().add(at), _mm256_mul_ps(x, scale), n);
+        let row = checked.row(r);
+        let out = out[r * out_stride..][..rows.dim].as_mut_ptr();
+        for Segment { kind, start, end } in segments {
+            // SAFETY: `at..at + n` and its partners are in the row and in `out`, which has `dim` elements.
+            unsafe {
+                match kind {
+                    Kind::Copy => each_vector!(start..end, |at, n| {
+                        store_n(out.add(at), _mm256_mul_ps(row.plain(at, n), scale), n);
+                    }),
+                    Kind::First { distance } => each_vector!(start..end, |at, n| {
+                        let [x, y] = row.half(at, distance, at - start, n);
+                        store_n(out.add(at), _mm256_mul_ps(x, scale), n);
+                        store_n(out.add(at + distance), _mm256_mul_ps(y, scale), n);
+                    }),
+                    Kind::Second => (),
+                    Kind::Interleaved => {
+                        let mut from = start;
+                        while from + 2 * LANES <= end {
+                            let [x, y] = row.interleaved16(from, (from - start) / 2);
+                            store_n(out.add(from), _mm256_mul_ps(x, scale), LANES);
+                            store_n(out.add(from + LANES), _mm256_mul_ps(y, scale), LANES);
+                            from += 2 * LANES;
+                        }
+                        each_vector!(from..end, |at, n| {
+                            let x = row.interleaved(at, (at - start) / 2, n);
+                            store_n(out.add(at), _mm256_mul_ps(x, scale), n);
+                        });
+                    }
                 }
             }
         }
@@ -325,30 +468,33 @@ pub(super) fn store_avx2(src: &[f32], factor: f32, dst: SliceMut<'_>) {
             }
         }
         SliceMut::F16(dst) => {
-            for (at, dst) in starts.zip(dst.chunks_mut(LANES)) {
-                store_bits(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x(at)), dst);
+            for at in starts {
+                let bits = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x(at));
+                // SAFETY: `dst` is as long as `src`, and any 16 bits are an f16.
+                unsafe { store16(dst.as_mut_ptr().add(at), bits, src.len() - at) };
             }
         }
         SliceMut::Bf16(dst) => {
-            for (at, dst) in starts.zip(dst.chunks_mut(LANES)) {
-                store_bits(to_bf16(x(at)), dst);
+            for at in starts {
+                // SAFETY: `dst` is as long as `src`, and any 16 bits are a bf16.
+                unsafe { store16(dst.as_mut_ptr().add(at), to_bf16(x(at)), src.len() - at) };
             }
         }
         other => unreachable!("no kernel for {}", other.dtype()),
     }
 }
 
-/// Stores the first lanes of eight 16-bit patterns.
+/// Writes 8 elements of 16 bits, or the first `n` if that is less.
+///
+/// # Safety
+///
+/// As many elements at `p` are writable, and any 16 bits are a value of `T`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn store_bits<T>(bits: __m128i, dst: &mut [T]) {
+unsafe fn store16<T>(p: *mut T, bits: __m128i, n: usize) {
     const { assert!(size_of::<T>() == 2) };
-    let mut buffer = [0u16; LANES];
-    // SAFETY: the buffer has 16 bytes; `dst` has at most 8 elements of 2 bytes, for which any bits are a value.
-    unsafe {
-        _mm_storeu_si128(buffer.as_mut_ptr().cast(), bits);
-        core::ptr::copy_nonoverlapping(buffer.as_ptr().cast(), dst.as_mut_ptr(), dst.len().min(LANES));
-    }
+    // SAFETY: the caller's duty.
+    unsafe { if n >= LANES { _mm_storeu_si128(p.cast(), bits) } else { store_bits(p, bits, n) } }
 }
 
 /// Rounds to nearest even; NaN becomes a quiet NaN.
@@ -366,43 +512,65 @@ fn to_bf16(x: __m256) -> __m128i {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn angles_avx2(
-    base_cos: &[f32],
-    base_sin: &[f32],
-    fine_cos: &[f32],
-    fine_sin: &[f32],
+    base_cos: &[f64],
+    base_sin: &[f64],
+    fine_cos: &[f64],
+    fine_sin: &[f64],
     cos: &mut [f32],
     sin: &mut [f32],
 ) {
     let len = cos.len();
     let all = [base_cos.len(), base_sin.len(), fine_cos.len(), fine_sin.len(), sin.len()];
-    assert!(all == [len; 5] && len.is_multiple_of(LANES));
-    for at in (0..len).step_by(LANES) {
-        // SAFETY: all six have `len` elements, a multiple of 8.
+    assert!(all == [len; 5] && len.is_multiple_of(4));
+    for at in (0..len).step_by(4) {
+        // SAFETY: all six have `len` elements, a multiple of 4.
         unsafe {
-            let of = |s: &[f32]| _mm256_loadu_ps(s.as_ptr().add(at));
+            let of = |s: &[f64]| _mm256_loadu_pd(s.as_ptr().add(at));
             let (bc, bs, fc, fs) = (of(base_cos), of(base_sin), of(fine_cos), of(fine_sin));
-            _mm256_storeu_ps(cos.as_mut_ptr().add(at), turn_first(bc, bs, fc, fs));
-            _mm256_storeu_ps(sin.as_mut_ptr().add(at), turn_second(bc, bs, fc, fs));
+            let c = _mm256_fmsub_pd(bc, fc, _mm256_mul_pd(bs, fs));
+            let s = _mm256_fmadd_pd(bs, fc, _mm256_mul_pd(bc, fs));
+            _mm_storeu_ps(cos.as_mut_ptr().add(at), _mm256_cvtpd_ps(c));
+            _mm_storeu_ps(sin.as_mut_ptr().add(at), _mm256_cvtpd_ps(s));
         }
     }
 }
 
-/// Asks for the cache lines of `elements` elements of row `r`, if there is such a row. A hint: nothing is read.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn prefetch(ahead: Option<&Rows<'_>>, r: usize, from: usize, elements: usize) {
-    let Some(rows) = ahead else { return };
-    let Some(&at) = rows.at.get(r) else { return };
-    let (base, size) = match rows.data {
-        Slice::F32(s) => (s.as_ptr().cast::<u8>(), 4),
-        Slice::F16(s) => (s.as_ptr().cast(), 2),
-        Slice::Bf16(s) => (s.as_ptr().cast(), 2),
-        _ => return,
-    };
-    let mut byte = (at + from) * size;
-    let end = (at + (from + elements).min(rows.dim)) * size;
-    while byte < end {
-        _mm_prefetch::<_MM_HINT_T0>(base.wrapping_add(byte).cast());
-        byte += 64;
+/// Rows to be asked for ahead of use. Hints only: nothing is read through it.
+pub(super) struct Ahead<'a> {
+    base: *const u8,
+    at: &'a [usize],
+    /// Bytes of an element.
+    size: usize,
+    /// Bytes of a row.
+    bytes: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// `rows`, or none.
+    pub(super) fn new(rows: Option<Rows<'a>>) -> Self {
+        let Some(rows) = rows else { return Ahead { base: core::ptr::null(), at: &[], size: 0, bytes: 0 } };
+        let (base, size) = match rows.data {
+            Slice::F32(s) => (s.as_ptr().cast::<u8>(), 4),
+            Slice::F16(s) => (s.as_ptr().cast(), 2),
+            Slice::Bf16(s) => (s.as_ptr().cast(), 2),
+            other => unreachable!("no kernel for {}", other.dtype()),
+        };
+        Ahead { base, at: rows.at, size, bytes: rows.dim * size }
+    }
+
+    /// Asks for the cache lines of row `r`, if there is such a row.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn ask(&self, r: usize) {
+        const LINE: usize = 64;
+        if r < self.at.len() {
+            let start = self.base.wrapping_add(self.at[r].wrapping_mul(self.size));
+            let end = start.wrapping_add(self.bytes);
+            let mut line = start.wrapping_sub(start.addr() % LINE);
+            while line < end {
+                _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                line = line.wrapping_add(LINE);
+            }
+        }
     }
 }

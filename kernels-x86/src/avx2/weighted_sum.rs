@@ -1,5 +1,6 @@
 //! The AVX2 weighted sum, 6 rows by 16 value columns: acc = acc * factor + P V, values in column panels.
 
+use super::rows::span;
 use super::{MR, NV};
 use core::arch::x86_64::*;
 use rotile_core::kernel::WeightedSum;
@@ -10,10 +11,10 @@ const UNROLL: usize = 4;
 /// See [`rotile_core::kernel::Kernels::weighted_sum`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn weighted_sum_6x16_avx2(w: WeightedSum<'_>) {
-    let panel = w.tile_keys * NV;
+    let panel = w.tile_keys.checked_mul(NV).expect("the tile reaches beyond the address space");
     let panels = w.v.len() / panel;
     assert!(w.from <= w.to && w.to <= w.tile_keys && w.factors.len() >= MR);
-    assert!(w.p.len() >= (MR - 1) * w.p_stride + w.to && w.acc.len() >= (MR - 1) * w.acc_stride + panels * NV);
+    assert!(w.p.len() >= span(MR, w.p_stride, w.to) && w.acc.len() >= span(MR, w.acc_stride, panels * NV));
     for c in 0..panels {
         // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 16, and row `r` of `acc` 16 columns
         // from `c * NV` on.

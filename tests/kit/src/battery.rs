@@ -3,6 +3,8 @@
 //!
 //! `ROTILE_BATTERY=small` takes fewer head dims, for emulators.
 
+mod bits;
+
 use crate::compare;
 use crate::data::{Data, Rng};
 use crate::guard::{Guarded, Side};
@@ -27,6 +29,15 @@ pub fn run(tier: Tier) {
         false => &[1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 63, 64, 65, 80, 96, 128, 192, 576],
     };
     eprintln!("kernel battery, tier {}: head dims {dims:?}{}", tier.name(), if small { " (small)" } else { "" });
+    run_dims(tier, dims);
+}
+
+/// Runs everything for these head dims.
+///
+/// # Panics
+///
+/// As [`run`].
+pub fn run_dims(tier: Tier, dims: &[usize]) {
     let b = Battery { k: tier.kernels(), name: tier.name().name() };
     b.table();
     b.angles();
@@ -37,15 +48,15 @@ pub fn run(tier: Tier) {
             b.scores(dim, dtype);
             b.decode_scores(dim, dtype);
             b.decode_sum(dim, dtype);
-        }
-        for dtype in DTYPES {
             b.weighted_sum(dim, dtype);
+            b.bits(dim, dtype);
         }
     }
     b.pack_v_finds_what_is_not_finite();
     b.softmax();
     b.softmax_rules();
     b.softmax_bits();
+    b.softmax_embedding();
 }
 
 struct Battery {
@@ -120,18 +131,22 @@ struct Turned {
 impl Turned {
     fn new(rng: &mut Rng, turn: Turn, rows: usize, side: Side) -> Self {
         let padded = turn.pairs.next_multiple_of(ANGLE_PAD);
-        let (mut cos, mut sin) =
-            (Guarded::filled(rows * padded, 0.0f32, side), Guarded::filled(rows * padded, 0.0f32, side));
-        for (cos, sin) in cos.iter_mut().zip(sin.iter_mut()) {
+        // Starts that no vector is aligned to, and a padding whose values must not matter.
+        let at: Vec<usize> = (0..rows).rev().map(|r| 1 + r * padded).collect();
+        let len = 1 + rows * padded;
+        let (mut cos, mut sin) = (Guarded::filled(len, 3e7f32, side), Guarded::filled(len, -5e7f32, side));
+        for i in at.iter().flat_map(|at| *at..at + turn.pairs) {
             let angle = rng.uniform(-3.0, 3.0);
-            (*cos, *sin) = (1.25 * angle.cos(), 1.25 * angle.sin());
+            (cos[i], sin[i]) = (1.25 * angle.cos(), 1.25 * angle.sin());
         }
-        let at = (0..rows).rev().map(|r| r * padded).collect();
         Turned { turn, cos, sin, at }
     }
 
     fn rotation(&self, first: usize, rows: usize) -> Rotation<'_> {
-        Rotation { turn: self.turn, angles: Angles { cos: &self.cos, sin: &self.sin, at: &self.at[first..first + rows] } }
+        Rotation {
+            turn: self.turn,
+            angles: Angles { cos: &self.cos, sin: &self.sin, at: &self.at[first..first + rows] },
+        }
     }
 
     fn apply(&self, r: usize, row: &[f64]) -> Vec<f64> {
@@ -192,17 +207,23 @@ impl Battery {
         let mut rng = Rng::new(1);
         for len in [16, 32, 48, 288] {
             for side in SIDES {
-                let input: [Guarded<f32>; 4] = std::array::from_fn(|_| Guarded::from_slice(&rng.normal(len), side));
+                let mut input = || {
+                    let x: Vec<f64> = rng.normal(len).into_iter().map(|x| f64::from(x) / 3.0).collect();
+                    Guarded::from_slice(&x, side)
+                };
+                let input: [Guarded<f64>; 4] = std::array::from_fn(|_| input());
                 let mut out: [Guarded<f32>; 2] = std::array::from_fn(|_| Guarded::filled(len, f32::NAN, side));
                 let [bc, bs, fc, fs] = &input;
                 let [cos, sin] = &mut out;
                 // SAFETY: the caller's tier proves that the CPU has the features.
                 unsafe { (self.k.angles)(bc, bs, fc, fs, cos, sin) };
                 for i in 0..len {
-                    let [bc, bs, fc, fs] = [bc, bs, fc, fs].map(|x| f64::from(x[i]));
-                    let atol = 2e-7 * ((bc * fc).abs() + (bs * fs).abs() + (bs * fc).abs() + (bc * fs).abs());
-                    let want = [bc * fc - bs * fs, bs * fc + bc * fs];
-                    expect(&[cos[i], sin[i]], &want, atol, &|| self.what("angles", format!("{len}, element {i}")));
+                    let [bc, bs, fc, fs] = [bc, bs, fc, fs].map(|x| x[i]);
+                    for (got, want) in [(cos[i], bc * fc - bs * fs), (sin[i], bs * fc + bc * fs)] {
+                        // One rounding to f32, and the noise of f64.
+                        let atol = want.abs() * 2f64.powi(-24) + 1e-15;
+                        expect(&[got], &[want], atol, &|| self.what("angles", format!("{len}, element {i}")));
+                    }
                 }
             }
         }
@@ -282,7 +303,11 @@ impl Battery {
             assert!(row.iter().all(|x| *x == 0.0), "{}", self.what("pack_q", "missing rows are not zeros".into()));
         }
         for row in &rows {
-            assert!(row[keys..].iter().all(|x| *x == 0.0), "{}", self.what("pack_k", "missing keys are not zeros".into()));
+            assert!(
+                row[keys..].iter().all(|x| *x == 0.0),
+                "{}",
+                self.what("pack_k", "missing keys are not zeros".into())
+            );
         }
         rows
     }
@@ -371,9 +396,9 @@ impl Battery {
                     }
                 }
                 // A score is the same wherever its key stands and however many rows there are.
-                for j in 0..keys {
+                for (j, together) in s[0].iter().enumerate() {
                     let one = run(1, j, 1, None)[0][0];
-                    assert_eq!(one.to_bits(), s[0][j].to_bits(), "{}: key {j} by itself", what());
+                    assert_eq!(one.to_bits(), together.to_bits(), "{}: key {j} by itself", what());
                 }
             }
         }
@@ -428,7 +453,8 @@ impl Battery {
                 // SAFETY: the caller's tier proves that the CPU has the features.
                 let finite = unsafe {
                     let late = Rows { at: &v.at[half..], ..v.rows() };
-                    (self.k.pack_v)(v.some(half), 0, tile_keys, &mut tile) & (self.k.pack_v)(late, half, tile_keys, &mut tile)
+                    (self.k.pack_v)(v.some(half), 0, tile_keys, &mut tile)
+                        & (self.k.pack_v)(late, half, tile_keys, &mut tile)
                 };
                 assert!(finite, "{}: all values are finite", what());
                 for (j, row) in v.values.iter().enumerate() {
@@ -444,8 +470,17 @@ impl Battery {
                 let acc_stride = padded + nv;
                 let before = rng.whole((mr - 1) * acc_stride + padded, 8);
                 let mut acc = Guarded::from_slice(&before, side);
-                let args =
-                    WeightedSum { p: &p, p_stride, from, to, v: &tile, tile_keys, factors: &factors, acc: &mut acc, acc_stride };
+                let args = WeightedSum {
+                    p: &p,
+                    p_stride,
+                    from,
+                    to,
+                    v: &tile,
+                    tile_keys,
+                    factors: &factors,
+                    acc: &mut acc,
+                    acc_stride,
+                };
                 // SAFETY: as above.
                 unsafe { (self.k.weighted_sum)(args) };
                 let mut want: Vec<f64> = before.iter().map(|x| f64::from(*x)).collect();
@@ -474,7 +509,11 @@ impl Battery {
                         let mut tile = Guarded::filled(8 * dim.next_multiple_of(nv), 0.0f32, Side::END);
                         // SAFETY: the caller's tier proves that the CPU has the features.
                         let finite = unsafe { (self.k.pack_v)(v.rows(), 2, 8, &mut tile) };
-                        assert!(!finite, "{}", self.what("pack_v", format!("misses {bad} at {place} of {dim}, {dtype}")));
+                        assert!(
+                            !finite,
+                            "{}",
+                            self.what("pack_v", format!("misses {bad} at {place} of {dim}, {dtype}"))
+                        );
                     }
                 }
             }
@@ -543,7 +582,11 @@ impl Battery {
                 s[place] = bad;
                 let mut state = RowState::EMPTY;
                 let (p, _) = self.row(&s, 0, len, &mut state);
-                assert!(state.sum.is_nan() && p[place].is_nan(), "{}", what(&format!("a visible {bad} makes the sum NaN")));
+                assert!(
+                    state.sum.is_nan() && p[place].is_nan(),
+                    "{}",
+                    what(&format!("a visible {bad} makes the sum NaN"))
+                );
                 self.row(&vec![1.0; len], 0, len, &mut state);
                 assert!(state.sum.is_nan(), "{}", what("a NaN sum stays NaN"));
             }
@@ -582,7 +625,12 @@ impl Battery {
             let (p, _) = self.row(&s[..unit], 0, hi, &mut state);
             let mut longer = RowState::EMPTY;
             let (q, _) = self.row(&s, 0, hi, &mut longer);
-            assert_eq!((state, bits(&p)), (longer, bits(&q[..unit])), "{}", self.what("softmax", format!("tail after {hi}")));
+            assert_eq!(
+                (state, bits(&p)),
+                (longer, bits(&q[..unit])),
+                "{}",
+                self.what("softmax", format!("tail after {hi}"))
+            );
         }
         // Against a maximum that is 5 higher, every weight is the same times 2^-5.
         let mut low = RowState { max: 40.0, sum: 0.0 };
@@ -591,7 +639,12 @@ impl Battery {
         let (q, _) = self.row(&s, 0, s.len(), &mut high);
         let shifted: Vec<f32> = p.iter().map(|x| x / 32.0).collect();
         assert_eq!(bits(&shifted), bits(&q), "{}", self.what("softmax", "weights scale exactly".into()));
-        assert_eq!((low.sum / 32.0).to_bits(), high.sum.to_bits(), "{}", self.what("softmax", "sums scale exactly".into()));
+        assert_eq!(
+            (low.sum / 32.0).to_bits(),
+            high.sum.to_bits(),
+            "{}",
+            self.what("softmax", "sums scale exactly".into())
+        );
         // Scores half way between integers must not round by the parity of the maximum.
         let ties: Vec<f32> = (0..unit).map(|i| i as f32 * 0.5 - 20.0).collect();
         let (mut even, mut odd) = (RowState { max: 64.0, sum: 0.0 }, RowState { max: 65.0, sum: 0.0 });
@@ -623,7 +676,16 @@ impl Battery {
         for bits in (0..=u16::MAX).step_by(3) {
             for x in [f16::from_bits(bits).to_f32(), bf16::from_bits(bits).to_f32()] {
                 let step = |n: i32| f32::from_bits(x.to_bits().wrapping_add_signed(n));
-                values.extend([x, step(1), step(-1), step(0x1000), step(0x0FFF), step(0x1001), step(0x8000), step(0x7FFF)]);
+                values.extend([
+                    x,
+                    step(1),
+                    step(-1),
+                    step(0x1000),
+                    step(0x0FFF),
+                    step(0x1001),
+                    step(0x8000),
+                    step(0x7FFF),
+                ]);
             }
         }
         values.extend([65504.0, 65519.99, 65520.0, -65520.0, f32::MAX, f32::MIN, 1e-45, 6e-8, 2.98e-8, 2.99e-8]);

@@ -73,12 +73,7 @@ pub fn close<T: Copy + Into<f64>>(got: &[T], want: &[f64], atol: f64, rtol: f64)
 }
 
 /// Compares element `i` with the bound of its row, `bounds[i / row_len]`; a `row_len` of 1 gives each its own.
-pub fn within<T: Copy + Into<f64>>(
-    got: &[T],
-    want: &[f64],
-    row_len: usize,
-    bounds: &[f64],
-) -> Result<MaxError, Fault> {
+pub fn within<T: Copy + Into<f64>>(got: &[T], want: &[f64], row_len: usize, bounds: &[f64]) -> Result<MaxError, Fault> {
     if row_len * bounds.len() != want.len() {
         let (got, want) = ((row_len * bounds.len()) as f64, want.len() as f64);
         return Err(Fault { index: 0, got, want, bound: 0.0, kind: Kind::Length });
@@ -86,11 +81,7 @@ pub fn within<T: Copy + Into<f64>>(
     each(got, want, |i, _| bounds[i / row_len])
 }
 
-fn each<T: Copy + Into<f64>>(
-    got: &[T],
-    want: &[f64],
-    bound: impl Fn(usize, f64) -> f64,
-) -> Result<MaxError, Fault> {
+fn each<T: Copy + Into<f64>>(got: &[T], want: &[f64], bound: impl Fn(usize, f64) -> f64) -> Result<MaxError, Fault> {
     if got.len() != want.len() {
         let index = got.len().min(want.len());
         let (got, want) = (got.len() as f64, want.len() as f64);

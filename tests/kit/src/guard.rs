@@ -86,14 +86,7 @@ impl<T: Element> Guarded<T> {
         let map_len = inner + 2 * page;
         // SAFETY: a fresh private anonymous mapping; no address is asked for, so no memory of anyone's is replaced.
         let map = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                map_len,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
+            libc::mmap(std::ptr::null_mut(), map_len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
         };
         assert!(map != libc::MAP_FAILED, "mmap of {map_len} bytes: {}", std::io::Error::last_os_error());
         let map = NonNull::new(map.cast::<u8>()).expect("mmap succeeded");

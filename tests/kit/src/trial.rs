@@ -10,8 +10,8 @@ use crate::vectors::Part;
 use half::{bf16, f16};
 use rotile_core::rotary::{Positions, RotarySpec, RotaryTable};
 use rotile_core::{
-    At, AttentionSpec, Batch, Capabilities, DType, Error, Keys, Mask, Operands, Operation, Plan, Scale, Sequence, Shape,
-    Slice, SliceMut, Strides, Tensor, TensorMut,
+    At, AttentionSpec, Batch, Capabilities, DType, Error, Keys, Mask, Operands, Operation, Plan, Scale, Sequence,
+    Shape, Slice, SliceMut, Strides, Tensor, TensorMut,
 };
 
 /// Which operation reads the keys, and from where.

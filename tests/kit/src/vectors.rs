@@ -234,9 +234,13 @@ fn attention(file: &File<'_>) -> Result<Case, String> {
                 let sections = sections.iter().filter_map(Value::as_u64).map(|n| n as usize).collect();
                 mrope = Some((text(m, "kind").ok_or("mrope has no kind")?, sections));
             }
+            let offset = size("offset")?;
+            if offset.saturating_add(2 * pairs) > heads.dim_qk {
+                return Err(format!("{pairs} pairs from {offset} on leave the head of {}", heads.dim_qk));
+            }
             Some(Rotation {
                 style: style(rotary)?,
-                offset: size("offset")?,
+                offset,
                 distance: pairs,
                 inv_freq,
                 amplitude: rotary.get("attention_factor").and_then(Value::as_f64).ok_or("no attention_factor")?,
@@ -251,7 +255,7 @@ fn attention(file: &File<'_>) -> Result<Case, String> {
         (0..nk as u32).collect()
     };
     let q_positions = (0..nq as i64)
-        .map(|i| usize::try_from(q_start + i).ok().and_then(|j| positions.get(j).copied()).unwrap_or(0))
+        .map(|i| usize::try_from(q_start.saturating_add(i)).ok().and_then(|j| positions.get(j).copied()).unwrap_or(0))
         .collect();
     let read = |name: &str, heads: usize, tokens: usize, dim: usize| {
         let data = file.data(name, &dtype, &[heads, tokens, dim])?;
@@ -316,7 +320,8 @@ fn real(file: &File<'_>) -> Result<Case, String> {
     let heads = Heads { q: file.size("heads_q")?, kv: file.size("heads_kv")?, dim_qk: dim, dim_v: dim };
     let rotary = case.get("rotary").ok_or("`case` has no rotary")?;
     let base = rotary.get("base").and_then(Value::as_f64).ok_or("rotary has no base")?;
-    let rotary_dim = rotary.get("dim").and_then(Value::as_u64).ok_or("rotary has no dim")? as usize;
+    let rotary_dim = rotary.get("dim").and_then(Value::as_u64).ok_or("rotary has no dim")?;
+    let rotary_dim = usize::try_from(rotary_dim).ok().filter(|&n| n <= dim).ok_or("rotary is wider than the head")?;
     if rotary.get("scaling").is_some_and(|s| !s.is_null()) {
         return Err("rotary scaling is not known for this format".into());
     }
@@ -371,4 +376,85 @@ fn real(file: &File<'_>) -> Result<Case, String> {
         alibi: None,
         mrope: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Rng;
+
+    #[test]
+    fn every_vector_of_the_repository_is_read() {
+        let mut cases = 0;
+        for path in list(&repository()).unwrap() {
+            match load(&path) {
+                Ok(case) => {
+                    cases += 1;
+                    let s = &case.problem.sequences[0];
+                    let heads = case.problem.heads;
+                    assert_eq!(s.q.len(), s.q_len * heads.q * heads.dim_qk, "{}", case.name);
+                    assert_eq!(case.out.len(), s.q_len * heads.q * heads.dim_v, "{}", case.name);
+                    assert!(path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with(&case.name)));
+                }
+                // The one file of tables is no attention, and says so.
+                Err(why) => assert!(path.ends_with("rotary_tables.safetensors"), "{}: {why}", path.display()),
+            }
+        }
+        assert!(cases >= 27, "{cases} cases");
+    }
+
+    /// A spoilt file, whose header is `edit` of the true one's text.
+    fn spoilt(bytes: &[u8], edit: impl Fn(String) -> String) -> Vec<u8> {
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let text = edit(String::from_utf8(bytes[8..header].to_vec()).unwrap());
+        let mut out = (text.len() as u64).to_le_bytes().to_vec();
+        out.extend_from_slice(text.as_bytes());
+        out.extend_from_slice(&bytes[header..]);
+        out
+    }
+
+    #[test]
+    fn what_is_no_vector_is_an_error_and_never_a_panic() {
+        let bytes = std::fs::read(repository().join("attn_bool-mask-empty-row.safetensors")).unwrap();
+        let read = |bytes: &[u8]| File::new(bytes).and_then(|file| attention(&file));
+        read(&bytes).unwrap();
+        for end in [0, 7, 8, 100, bytes.len() - 1] {
+            read(&bytes[..end]).unwrap_err();
+        }
+        let quoted = |name: &str, value: &str| format!("\\\"{name}\\\": {value}");
+        for (name, from, to) in [
+            ("pairs", "32", "33"),
+            ("pairs", "32", "18446744073709551615"),
+            ("offset", "0", "18446744073709551615"),
+            ("offset", "0", "1"),
+            ("nq", "31", "30"),
+            ("nk", "67", "16777217"),
+            ("heads_kv", "2", "0"),
+            ("heads_q", "4", "-4"),
+            ("dim_v", "64", "1e3"),
+            ("scale", "0.125", "null"),
+            ("causal", "false", "0"),
+        ] {
+            let (from, to) = (quoted(name, from), quoted(name, to));
+            let changed = spoilt(&bytes, |text| text.replacen(&from, &to, 1));
+            assert_ne!(changed, bytes, "{from} is not in the header");
+            assert!(read(&changed).is_err(), "{to} was read");
+        }
+        // No query of these has a key, but they are as good as others.
+        for start in ["9223372036854775807", "-9223372036854775808"] {
+            let changed = spoilt(&bytes, |text| text.replacen(&quoted("q_start", "36"), &quoted("q_start", start), 1));
+            assert_eq!(read(&changed).unwrap().problem.sequences[0].q_start.to_string(), start);
+        }
+        // Whatever is written over a byte of the header.
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut rng = Rng::new(1);
+        let mut spoilt = bytes;
+        for _ in 0..2000 {
+            let at = rng.size(0, header - 1);
+            let was = spoilt[at];
+            spoilt[at] = if rng.one_in(2) { b'0' + rng.size(0, 9) as u8 } else { rng.size(0, 255) as u8 };
+            let _ = read(&spoilt);
+            spoilt[at] = was;
+        }
+    }
 }

@@ -1,0 +1,95 @@
+//! The NEON weighted sum, 8 rows by 8 value columns: acc = acc * factor + P V, values in column panels.
+
+use super::{MR, NV};
+use core::arch::aarch64::*;
+use rotile_core::kernel::WeightedSum;
+
+/// Keys of a step: the lanes of a vector of weights.
+const KEYS: usize = 4;
+
+/// See [`rotile_core::kernel::Kernels::weighted_sum`]. The weights stay row-major, as softmax leaves them: a vector holds
+/// 4 keys of one row and multiplies lane by lane, so per 4 keys 16 vector loads feed 64 multiply-adds.
+#[target_feature(enable = "neon")]
+pub(super) fn weighted_sum_8x8_neon(w: WeightedSum<'_>) {
+    let panel = w.tile_keys * NV;
+    let panels = w.v.len() / panel;
+    assert!(w.from <= w.to && w.to <= w.tile_keys && w.factors.len() >= MR);
+    assert!(w.p.len() >= (MR - 1) * w.p_stride + w.to && w.acc.len() >= (MR - 1) * w.acc_stride + panels * NV);
+    for c in 0..panels {
+        // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 8, and row `r` of `acc` 8 columns from
+        // `c * NV` on.
+        unsafe {
+            let p = w.p.as_ptr().add(w.from);
+            let v = w.v.as_ptr().add(c * panel + w.from * NV);
+            let acc = w.acc.as_mut_ptr().add(c * NV);
+            tile(p, w.p_stride, v, w.to - w.from, w.factors.as_ptr(), acc, w.acc_stride);
+        }
+    }
+}
+
+/// One tile.
+///
+/// # Safety
+///
+/// - `keys` elements are readable at each of `p + r * p_stride`, `keys` rows of 8 at `v`, 8 at `factors`.
+/// - 8 elements are readable and writable at each of `acc + r * acc_stride`, `r < 8`.
+#[inline(never)]
+#[target_feature(enable = "neon")]
+unsafe fn tile(
+    mut p: *const f32,
+    p_stride: usize,
+    mut v: *const f32,
+    keys: usize,
+    factors: *const f32,
+    acc: *mut f32,
+    acc_stride: usize,
+) {
+    // SAFETY: the caller's duty.
+    let mut sum: [[float32x4_t; 2]; MR] = core::array::from_fn(|r| unsafe {
+        let (row, factor) = (acc.add(r * acc_stride), *factors.add(r));
+        [vmulq_n_f32(vld1q_f32(row), factor), vmulq_n_f32(vld1q_f32(row.add(4)), factor)]
+    });
+    let mut left = keys;
+    while left >= KEYS {
+        // SAFETY: 4 keys are left: weights in every row, rows of values.
+        unsafe {
+            let weights: [float32x4_t; MR] = core::array::from_fn(|r| vld1q_f32(p.add(r * p_stride)));
+            key::<0>(&mut sum, &weights, v);
+            key::<1>(&mut sum, &weights, v.add(NV));
+            key::<2>(&mut sum, &weights, v.add(2 * NV));
+            key::<3>(&mut sum, &weights, v.add(3 * NV));
+            (p, v) = (p.add(KEYS), v.add(KEYS * NV));
+        }
+        left -= KEYS;
+    }
+    for j in 0..left {
+        // SAFETY: `j < left`, the keys that are left.
+        unsafe {
+            let weights: [float32x4_t; MR] = core::array::from_fn(|r| vld1q_dup_f32(p.add(r * p_stride + j)));
+            key::<0>(&mut sum, &weights, v.add(j * NV));
+        }
+    }
+    for (r, sum) in sum.into_iter().enumerate() {
+        // SAFETY: the caller's duty.
+        unsafe {
+            vst1q_f32(acc.add(r * acc_stride), sum[0]);
+            vst1q_f32(acc.add(r * acc_stride + 4), sum[1]);
+        }
+    }
+}
+
+/// The key in lane `J` of the weights times its row of values.
+///
+/// # Safety
+///
+/// 8 elements are readable at `v`.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn key<const J: i32>(sum: &mut [[float32x4_t; 2]; MR], weights: &[float32x4_t; MR], v: *const f32) {
+    // SAFETY: the caller's duty.
+    let (v0, v1) = unsafe { (vld1q_f32(v), vld1q_f32(v.add(4))) };
+    for (sum, weights) in sum.iter_mut().zip(weights) {
+        sum[0] = vfmaq_laneq_f32::<J>(sum[0], v0, *weights);
+        sum[1] = vfmaq_laneq_f32::<J>(sum[1], v1, *weights);
+    }
+}
