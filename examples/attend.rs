@@ -4,9 +4,7 @@
 //! `cargo run --release --example attend`
 
 use rotile::rotary::{PairStyle, RotarySpec, RotaryTable};
-use rotile::{
-    AttentionSpec, Batch, Keys, Operands, Plan, Runner, Scale, Sequence, Shape, Tensor, TensorMut,
-};
+use rotile::{AttentionSpec, Batch, Keys, Operands, Plan, Runner, Scale, Sequence, Shape, Tensor, TensorMut};
 use rotile_testkit::vectors::{self, Case};
 use std::time::Instant;
 
@@ -85,10 +83,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Fused reads Q and K once; the pass reads and writes both, and attention reads them again.
     let bytes = ((q.len() + k.len()) * 4) as f64 / 1e6;
     println!("{:<34} {:>12} {:>12} {:>10}", "", "fused", "separate", "saving");
-    println!(
-        "{:<34} {:>12.1e} {:>12.1e}",
-        "largest error / largest output", error(&out), error(&out_separate)
-    );
+    println!("{:<34} {:>12.1e} {:>12.1e}", "largest error / largest output", error(&out), error(&out_separate));
     let row = |name: &str, a: f64, b: f64| println!("{name:<34} {a:>12.3} {b:>12.3} {:>9.1}%", 100.0 * (1.0 - a / b));
     row("time, best of 15, ms", best(0), best(1));
     row("time, median, ms", median(0), median(1));
@@ -114,4 +109,3 @@ fn normalised(case: &Case) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     };
     (norm(s.q.to_f32(), q_weight), norm(s.k.to_f32(), k_weight), s.v.to_f32())
 }
-

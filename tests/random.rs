@@ -29,5 +29,10 @@ fn random_problems_on_every_tier() {
         }
     }
     eprintln!("{count} problems from seed {first}: largest error {worst:.2} of its bound");
-    assert!(faults.is_empty(), "{} faults, the first of them:\n{}", faults.len(), faults[..faults.len().min(5)].join("\n"));
+    assert!(
+        faults.is_empty(),
+        "{} faults, the first of them:\n{}",
+        faults.len(),
+        faults[..faults.len().min(5)].join("\n")
+    );
 }

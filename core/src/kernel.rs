@@ -119,6 +119,7 @@ pub struct KernelNames {
 /// features** (which holding a [`Tier`] proves). Each checks the lengths of its slices and panics rather than leave
 /// them; drivers never let that happen. Row lists may be shorter than a tile: functions say what they do with the rest.
 #[derive(Debug)]
+#[allow(clippy::type_complexity)] // the signatures are the contract
 pub struct Kernels {
     /// Which tier this is.
     pub tier: TierName,
