@@ -42,6 +42,10 @@
 //! ```
 #![cfg_attr(not(feature = "std"), no_std)]
 
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use rotile_core::*;
 
 #[cfg(feature = "std")]
