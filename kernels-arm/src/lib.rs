@@ -1,5 +1,5 @@
 //! Tile kernels for aarch64. `no_std`, no allocation. Only tile bodies live here: **no loop over heads, batches, masks or
-//! tasks**; those are the drivers of `rotile-core`. Start reading at [`neon`]. Empty on other architectures.
+//! tasks**; those are the drivers of `rotile-core`. Start reading at `neon`. Empty on other architectures.
 #![no_std]
 #![cfg(target_arch = "aarch64")]
 
