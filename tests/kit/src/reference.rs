@@ -108,13 +108,13 @@ pub struct Expected {
 impl Expected {
     /// Error allowed in each row of an f32 output: `(4e-6 + 2^-23 S) max |V|`.
     pub fn out_bounds(&self) -> Vec<f64> {
-        self.lse_bounds().iter().zip(&self.v_max).map(|(b, v)| if v.is_finite() { b * v } else { 0.0 }).collect()
+        self.lse_bounds().iter().zip(&self.v_max).map(|(b, v)| b * v).collect()
     }
 
     /// Error allowed in each lse: `4e-6 + 2^-23 S`.
     pub fn lse_bounds(&self) -> Vec<f64> {
         let eps = f64::from(f32::EPSILON);
-        self.s.iter().map(|s| if s.is_finite() { 4e-6 + eps * s } else { 0.0 }).collect()
+        self.s.iter().map(|s| 4e-6 + eps * s).collect()
     }
 }
 
@@ -157,8 +157,11 @@ impl Problem {
             for j in visible {
                 let (key, value) = (&k[j * heads_kv + head], &v[(j * heads_kv + head) * dim_v..][..dim_v]);
                 scores.push((j, self.scale * dot(q, key)));
-                e.s[row] = e.s[row].max(self.scale.abs() * norm(q) * norm(key));
-                e.v_max[row] = value.iter().fold(e.v_max[row], |m, x| m.max(x.abs()));
+                // What is not finite has no bound: it shows as NaN or infinity, and those are compared exactly.
+                let finite = |x: &f64| x.is_finite();
+                e.s[row] =
+                    Some(self.scale.abs() * norm(q) * norm(key)).filter(finite).map_or(e.s[row], |s| s.max(e.s[row]));
+                e.v_max[row] = value.iter().filter(|x| finite(x)).fold(e.v_max[row], |m, x| m.max(x.abs()));
             }
             // A score of -inf is a masked key.
             scores.retain(|(_, score)| *score != f64::NEG_INFINITY);
