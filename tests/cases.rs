@@ -289,7 +289,10 @@ fn b53_one_key_head_shown_as_eight() {
         let mut problem = no_rope(Want::new(heads, heads, dim)).of(DType::Bf16).with(kv_len, kv_len).build(16);
         // The expanded copy: all heads alike.
         let s = &mut problem.sequences[0];
-        let spread = |x: &Data| filled(x, |i| x.to_f32()[i / (heads * dim) * heads * dim + i % dim]);
+        let spread = |x: &Data| {
+            let first = x.to_f32();
+            filled(x, |i| first[i / (heads * dim) * heads * dim + i % dim])
+        };
         (s.k, s.v) = (spread(&s.k), spread(&s.v));
         let how = How { out_dtype: DType::F32, ..How::default() };
         let one = |x: &Data| -> Vec<bf16> {
