@@ -230,7 +230,7 @@ fn what_is_missing_or_would_be_ignored() {
     let error = Runner::new(1).run(&plan, &mut Batch { operands: rotate, sequences: &[] }).unwrap_err();
     says(error, &["operands"]);
     let attend = |sequence: Sequence<'_>, spec: &AttentionSpec| {
-        let mut out = vec![0.0f32; 2 * DIM];
+        let mut out = [0.0f32; 2 * DIM];
         let operands = Operands::Attend {
             q: Tensor::token_major(&q[..], shape(1, 1, 2, DIM)).unwrap(),
             k: Tensor::token_major(&q[..], shape(1, 1, 1, DIM)).unwrap(),
