@@ -496,8 +496,8 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The weighted sum of a key tile for a chunk of rows in place. Keys that only some of the rows see are met by those
-/// rows alone: a masked value may be NaN.
+/// The weighted sum of a key tile for a chunk of rows in place. Where only some of the rows see a key, each row meets its
+/// own keys by itself: a masked value may be NaN.
 #[allow(clippy::too_many_arguments)]
 fn sum_values(
     kernels: &Kernels,
@@ -509,15 +509,14 @@ fn sum_values(
     factors: &[f32],
     (acc, acc_stride): (&mut [f32], usize),
 ) {
-    const ONES: [f32; MAX_TILE] = [1.0; MAX_TILE];
-    let mut run = |rows: Range<usize>, keys: Range<usize>, factors: &[f32], ahead| {
+    let mut run = |rows: Range<usize>, keys: Range<usize>| {
         let args = DecodeSum {
             p: &p[rows.start * p_stride + keys.start..],
             p_stride,
             rows: rows.len(),
             v: Rows { at: &v.at[keys], ..v },
             ahead,
-            factors,
+            factors: &factors[rows.clone()],
             acc: &mut acc[rows.start * acc_stride..],
             acc_stride,
         };
@@ -525,24 +524,11 @@ fn sum_values(
         unsafe { (kernels.decode_sum)(args) };
     };
     // Visible ranges neither start nor end earlier in later rows.
-    let (first, last) = (seen(rows.start), seen(rows.end - 1));
-    let shared = last.start..first.end;
-    if first == last {
-        run(rows.clone(), shared, &factors[rows], ahead);
-        return;
-    }
-    if shared.start >= shared.end {
-        for r in rows {
-            run(r..r + 1, seen(r), &factors[r..r + 1], None);
-        }
-        return;
-    }
-    for r in rows.clone() {
-        run(r..r + 1, seen(r).start..shared.start, &factors[r..r + 1], None);
-    }
-    run(rows.clone(), shared.clone(), &ONES[..rows.len()], ahead);
-    for r in rows {
-        run(r..r + 1, shared.end..seen(r).end, &ONES[..1], None);
+    let first = seen(rows.start);
+    if first == seen(rows.end - 1) {
+        run(rows, first);
+    } else {
+        rows.for_each(|r| run(r..r + 1, seen(r)));
     }
 }
 

@@ -13,6 +13,11 @@ pub const MAX_TILE: usize = 64;
 /// Angle rows are padded to a multiple of this many pairs, so that kernels may load cos and sin in whole vectors.
 pub const ANGLE_PAD: usize = 16;
 
+/// Products are summed in runs of this many, at multiples of it: a run is one chain of fused multiply-adds from 0, and is
+/// then added to the sum of the runs before. In one long chain, thousands of like terms round alike: 8,192 equal weights
+/// over rising values were off by 1.4e-4 of the largest. 32 costs about 1.5 % of a prefill.
+pub const RUN: usize = 32;
+
 /// Rows of one matrix, wherever they lie: row `r` is `data[at[r]..at[r] + dim]`.
 ///
 /// The list of offsets is what makes strided, grouped and paged storage the same thing to a kernel.
@@ -161,8 +166,7 @@ pub struct Kernels {
     pub pack_v: unsafe fn(Rows<'_>, usize, usize, &mut [f32]) -> bool,
 
     /// `scores(q_panel, k_panels, dim, s, s_stride)`: for each of the `k_panels.len() / (nr * dim)` panels `p`,
-    /// `s[r * s_stride + p * nr + c] = q_r . k_(p, c)` for all `mr` rows; each score is one chain of fused
-    /// multiply-adds over the row's elements in order, starting from 0.
+    /// `s[r * s_stride + p * nr + c] = q_r . k_(p, c)` for all `mr` rows, summed in runs of [`RUN`] elements.
     pub scores: unsafe fn(&[f32], &[f32], usize, &mut [f32], usize),
 
     /// `softmax(s, lo, hi, state) -> factor`: one row. Keys `lo..hi` of `s` are visible (`lo < hi <= s.len()`, and
@@ -179,8 +183,9 @@ pub struct Kernels {
     pub softmax: unsafe fn(&mut [f32], usize, usize, &mut RowState) -> f32,
 
     /// `weighted_sum(p, p_stride, keys_from, keys_to, v_tile, tile_keys, factors, acc, acc_stride)`: for all `mr` rows and
-    /// all `v_tile.len() / tile_keys` padded columns: `acc[r * acc_stride + c] = acc * factors[r]`, then one chain of
-    /// fused multiply-adds of `p[r * p_stride + j] * v_j[c]` over keys `j` in `keys_from..keys_to`, in order.
+    /// all `v_tile.len() / tile_keys` padded columns: `acc[r * acc_stride + c] = acc * factors[r] + sum`, where the sum of
+    /// `p[r * p_stride + j] * v_j[c]` over keys `j` in `keys_from..keys_to` goes in runs at multiples of [`RUN`] keys of the
+    /// tile. (The first run is added together with the factor by one fused multiply-add.)
     pub weighted_sum: unsafe fn(WeightedSum<'_>),
 
     /// `decode_scores(q, q_stride, rows, k, rotation, ahead, s, s_stride)`: few-row scores against keys in place:
@@ -189,8 +194,9 @@ pub struct Kernels {
     /// a prefetch hint, never read.
     pub decode_scores: unsafe fn(DecodeScores<'_>),
 
-    /// `decode_sum(...)`: few-row weighted sum of values in place: `acc[r * acc_stride + c] = acc * factors[r]`, then a
-    /// chain of fused multiply-adds over the keys in order. Each value row is read from memory once for all rows.
+    /// `decode_sum(...)`: few-row weighted sum of values in place, one run of keys: `acc[r * acc_stride + c] = acc * factors[r] +
+    /// sum` by one fused multiply-add, where the sum is one chain over the keys from 0. Each value row is read from memory
+    /// once for all rows.
     pub decode_sum: unsafe fn(DecodeSum<'_>),
 }
 

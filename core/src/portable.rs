@@ -6,7 +6,8 @@
 //! the keys are not split.
 
 use crate::kernel::{
-    DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, Rotation, RowState, Rows, Tier, TierName, WeightedSum,
+    DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, RUN, Rotation, RowState, Rows, Tier, TierName,
+    WeightedSum,
 };
 use crate::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, exact_exp2};
 use crate::{Slice, SliceMut};
@@ -17,13 +18,16 @@ const MR: usize = 4;
 /// Columns of a tile: one 32-byte line of f32, which compilers vectorise where the target has vectors.
 const NR: usize = 8;
 
+/// Rows of the few-row kernels.
+const MAX_ROWS: usize = 4;
+
 /// The table of the portable tier.
 static PORTABLE: Kernels = Kernels {
     tier: TierName::Portable,
     mr: MR,
     nr: NR,
     nv: NR,
-    decode_rows: 4,
+    decode_rows: MAX_ROWS,
     names: KernelNames {
         scores: "scores_4x8_portable",
         weighted_sum: "weighted_sum_4x8_portable",
@@ -164,16 +168,22 @@ fn pack_v_portable(rows: Rows<'_>, first: usize, keys: usize, tile: &mut [f32]) 
 
 fn scores_4x8_portable(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], s_stride: usize) {
     for (p, panel) in k.chunks_exact(dim * NR).enumerate() {
-        let mut acc = [[0.0f32; NR]; MR];
-        for (q, k) in q.chunks_exact(MR).zip(panel.chunks_exact(NR)).take(dim) {
-            for r in 0..MR {
-                for c in 0..NR {
-                    acc[r][c] += q[r] * k[c];
+        let mut sum = [[0.0f32; NR]; MR];
+        for (q, k) in q[..dim * MR].chunks(RUN * MR).zip(panel.chunks(RUN * NR)) {
+            let mut run = [[0.0f32; NR]; MR];
+            for (q, k) in q.chunks_exact(MR).zip(k.chunks_exact(NR)) {
+                for r in 0..MR {
+                    for c in 0..NR {
+                        run[r][c] += q[r] * k[c];
+                    }
                 }
             }
+            for (sum, run) in sum.iter_mut().flatten().zip(run.iter().flatten()) {
+                *sum += run;
+            }
         }
-        for (r, acc) in acc.iter().enumerate() {
-            s[r * s_stride + p * NR..][..NR].copy_from_slice(acc);
+        for (r, sum) in sum.iter().enumerate() {
+            s[r * s_stride + p * NR..][..NR].copy_from_slice(sum);
         }
     }
 }
@@ -223,7 +233,10 @@ fn softmax_portable(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -
     s[hi..].fill(0.0);
     for x in &mut s[lo..hi] {
         *x = weight(*x, subtract);
-        state.sum += *x;
+    }
+    // In runs from the start of the row, wherever the visible keys begin: masked keys add 0.
+    for run in s[..hi].chunks(RUN).skip(lo / RUN) {
+        state.sum += run.iter().sum::<f32>();
     }
     factor
 }
@@ -232,39 +245,58 @@ fn weighted_sum_4x8_portable(w: WeightedSum<'_>) {
     for (panel, v) in w.v.chunks_exact(w.tile_keys * NR).enumerate() {
         for r in 0..MR {
             let acc = &mut w.acc[r * w.acc_stride + panel * NR..][..NR];
-            let mut sum = [0.0f32; NR];
-            for c in 0..NR {
-                sum[c] = acc[c] * w.factors[r];
-            }
-            for j in w.from..w.to {
-                let p = w.p[r * w.p_stride + j];
-                for c in 0..NR {
-                    sum[c] += p * v[j * NR + c];
+            acc.iter_mut().for_each(|x| *x *= w.factors[r]);
+            let mut from = w.from;
+            while from < w.to {
+                let to = w.to.min((from / RUN + 1) * RUN);
+                let mut run = [0.0f32; NR];
+                for j in from..to {
+                    let p = w.p[r * w.p_stride + j];
+                    for c in 0..NR {
+                        run[c] += p * v[j * NR + c];
+                    }
                 }
+                acc.iter_mut().zip(run).for_each(|(x, run)| *x += run);
+                from = to;
             }
-            acc.copy_from_slice(&sum);
         }
     }
 }
 
 fn decode_scores_portable(a: DecodeScores<'_>) {
-    for r in 0..a.rows {
-        a.s[r * a.s_stride..][..a.k.at.len()].fill(0.0);
-    }
+    let (last, mut run) = (a.k.dim - 1, [0.0f32; MAX_ROWS]);
     for_each_element(a.k, a.rotation, |j, i, x| {
-        for r in 0..a.rows {
-            a.s[r * a.s_stride + j] += a.q[r * a.q_stride + i] * x;
+        for (r, run) in run[..a.rows].iter_mut().enumerate() {
+            *run += a.q[r * a.q_stride + i] * x;
+            if i % RUN == RUN - 1 || i == last {
+                let s = &mut a.s[r * a.s_stride + j];
+                *s = if i < RUN { *run } else { *s + *run };
+                *run = 0.0;
+            }
         }
     });
 }
 
 fn decode_sum_portable(a: DecodeSum<'_>) {
-    for r in 0..a.rows {
-        a.acc[r * a.acc_stride..][..a.v.dim].iter_mut().for_each(|x| *x *= a.factors[r]);
-    }
-    for_each_element(a.v, None, |j, c, x| {
-        for r in 0..a.rows {
-            a.acc[r * a.acc_stride + c] += a.p[r * a.p_stride + j] * x;
+    /// The sums of some columns of one row.
+    fn sum<T: Widen>(data: &[T], a: &DecodeSum<'_>, r: usize, columns: core::ops::Range<usize>) -> [f32; NR] {
+        let mut sum = [0.0f32; NR];
+        for (at, p) in a.v.at.iter().zip(&a.p[r * a.p_stride..]) {
+            let values = &data[at + columns.start..at + columns.end];
+            sum.iter_mut().zip(values).for_each(|(sum, v)| *sum += p * v.widen());
         }
-    });
+        sum
+    }
+    for r in 0..a.rows {
+        for c in (0..a.v.dim).step_by(NR) {
+            let columns = c..a.v.dim.min(c + NR);
+            let sums = match a.v.data {
+                Slice::F32(data) => sum(data, &a, r, columns.clone()),
+                Slice::F16(data) => sum(data, &a, r, columns.clone()),
+                Slice::Bf16(data) => sum(data, &a, r, columns.clone()),
+            };
+            let acc = &mut a.acc[r * a.acc_stride..][columns];
+            acc.iter_mut().zip(sums).for_each(|(x, sum)| *x = *x * a.factors[r] + sum);
+        }
+    }
 }

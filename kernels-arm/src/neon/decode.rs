@@ -172,13 +172,6 @@ unsafe fn sum_columns<T: Element, const R: usize, const N: usize>(
 ) {
     let zero = vdupq_n_f32(0.0);
     let mut sum = [[zero; N]; R];
-    for (r, sum) in sum.iter_mut().enumerate() {
-        for (i, sum) in sum.iter_mut().enumerate() {
-            // SAFETY: the caller's duty.
-            let before = unsafe { load(acc.add(r * a.acc_stride + c + i * LANES), n) };
-            *sum = vmulq_n_f32(before, a.factors[r]);
-        }
-    }
     let p = a.p.as_ptr();
     let (fours, rest) = a.v.at.as_chunks::<KEYS>();
     let mut j = 0;
@@ -214,7 +207,10 @@ unsafe fn sum_columns<T: Element, const R: usize, const N: usize>(
     for (r, sum) in sum.into_iter().enumerate() {
         for (i, sum) in sum.into_iter().enumerate() {
             // SAFETY: the caller's duty.
-            unsafe { store_n(acc.add(r * a.acc_stride + c + i * LANES), sum, n) };
+            unsafe {
+                let to = acc.add(r * a.acc_stride + c + i * LANES);
+                store_n(to, vfmaq_n_f32(sum, load(to, n), a.factors[r]), n);
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{MR, NR};
 use core::arch::aarch64::*;
+use rotile_core::kernel::RUN;
 
 /// Elements of a row per unrolled step: in-order cores need the next loads among the multiply-adds.
 const UNROLL: usize = 4;
@@ -25,32 +26,41 @@ pub(super) fn scores_8x12_neon(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], 
 /// # Safety
 ///
 /// - `q` has `dim` rows of 8 elements, `k` `dim` rows of 12.
-/// - 12 elements are writable at each of `s + r * s_stride`, `r < 8`.
+/// - 12 elements are readable and writable at each of `s + r * s_stride`, `r < 8`.
 #[inline(never)]
 #[target_feature(enable = "neon")]
 unsafe fn tile(mut q: *const f32, mut k: *const f32, dim: usize, s: *mut f32, s_stride: usize) {
-    let mut acc = [[vdupq_n_f32(0.0); 3]; MR];
     let mut left = dim;
-    while left >= UNROLL {
-        for u in 0..UNROLL {
-            // SAFETY: `u < left`, the rows of both that are left.
+    while left > 0 {
+        let mut run = left.min(RUN);
+        let first = left == dim;
+        left -= run;
+        let mut acc = [[vdupq_n_f32(0.0); 3]; MR];
+        while run >= UNROLL {
+            for u in 0..UNROLL {
+                // SAFETY: `u < run`, the rows of this run that are left in both.
+                unsafe { step(&mut acc, q.add(u * MR), k.add(u * NR)) };
+            }
+            // SAFETY: at most one past the end of either.
+            unsafe {
+                q = q.add(UNROLL * MR);
+                k = k.add(UNROLL * NR);
+            }
+            run -= UNROLL;
+        }
+        for u in 0..run {
+            // SAFETY: as above; only the last run has such a rest.
             unsafe { step(&mut acc, q.add(u * MR), k.add(u * NR)) };
         }
-        // SAFETY: at most one past the end of either.
-        unsafe {
-            q = q.add(UNROLL * MR);
-            k = k.add(UNROLL * NR);
-        }
-        left -= UNROLL;
-    }
-    for u in 0..left {
-        // SAFETY: as above.
-        unsafe { step(&mut acc, q.add(u * MR), k.add(u * NR)) };
-    }
-    for (r, acc) in acc.into_iter().enumerate() {
-        for (c, acc) in acc.into_iter().enumerate() {
-            // SAFETY: the caller's duty.
-            unsafe { vst1q_f32(s.add(r * s_stride + 4 * c), acc) };
+        for (r, acc) in acc.into_iter().enumerate() {
+            for (c, acc) in acc.into_iter().enumerate() {
+                // SAFETY: the caller's duty; after the first run the sums so far are there.
+                unsafe {
+                    let s = s.add(r * s_stride + 4 * c);
+                    let sum = if first { acc } else { vaddq_f32(vld1q_f32(s), acc) };
+                    vst1q_f32(s, sum);
+                }
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{MR, NV};
 use core::arch::aarch64::*;
-use rotile_core::kernel::WeightedSum;
+use rotile_core::kernel::{RUN, WeightedSum};
 
 /// Keys of a step: the lanes of a vector of weights.
 const KEYS: usize = 4;
@@ -16,18 +16,26 @@ pub(super) fn weighted_sum_8x8_neon(w: WeightedSum<'_>) {
     assert!(w.from <= w.to && w.to <= w.tile_keys && w.factors.len() >= MR);
     assert!(w.p.len() >= (MR - 1) * w.p_stride + w.to && w.acc.len() >= (MR - 1) * w.acc_stride + panels * NV);
     for c in 0..panels {
-        // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 8, and row `r` of `acc` 8 columns from
-        // `c * NV` on.
-        unsafe {
-            let p = w.p.as_ptr().add(w.from);
-            let v = w.v.as_ptr().add(c * panel + w.from * NV);
-            let acc = w.acc.as_mut_ptr().add(c * NV);
-            tile(p, w.p_stride, v, w.to - w.from, w.factors.as_ptr(), acc, w.acc_stride);
+        let (mut from, mut factors) = (w.from, w.factors);
+        loop {
+            let to = w.to.min((from / RUN + 1) * RUN);
+            // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 8, and row `r` of `acc` 8
+            // columns from `c * NV` on; there are MR factors.
+            unsafe {
+                let p = w.p.as_ptr().add(from);
+                let v = w.v.as_ptr().add(c * panel + from * NV);
+                let acc = w.acc.as_mut_ptr().add(c * NV);
+                tile(p, w.p_stride, v, to - from, factors.as_ptr(), acc, w.acc_stride);
+            }
+            (from, factors) = (to, &[1.0; MR]);
+            if from >= w.to {
+                break;
+            }
         }
     }
 }
 
-/// One tile.
+/// One run of keys of a tile.
 ///
 /// # Safety
 ///
@@ -44,11 +52,7 @@ unsafe fn tile(
     acc: *mut f32,
     acc_stride: usize,
 ) {
-    // SAFETY: the caller's duty.
-    let mut sum: [[float32x4_t; 2]; MR] = core::array::from_fn(|r| unsafe {
-        let (row, factor) = (acc.add(r * acc_stride), *factors.add(r));
-        [vmulq_n_f32(vld1q_f32(row), factor), vmulq_n_f32(vld1q_f32(row.add(4)), factor)]
-    });
+    let mut sum = [[vdupq_n_f32(0.0); 2]; MR];
     let mut left = keys;
     while left >= KEYS {
         // SAFETY: 4 keys are left: weights in every row, rows of values.
@@ -72,8 +76,9 @@ unsafe fn tile(
     for (r, sum) in sum.into_iter().enumerate() {
         // SAFETY: the caller's duty.
         unsafe {
-            vst1q_f32(acc.add(r * acc_stride), sum[0]);
-            vst1q_f32(acc.add(r * acc_stride + 4), sum[1]);
+            let (row, factor) = (acc.add(r * acc_stride), *factors.add(r));
+            vst1q_f32(row, vfmaq_n_f32(sum[0], vld1q_f32(row), factor));
+            vst1q_f32(row.add(4), vfmaq_n_f32(sum[1], vld1q_f32(row.add(4)), factor));
         }
     }
 }

@@ -424,13 +424,6 @@ unsafe fn sum_columns<T: Element, const R: usize, const N: usize>(
     let mut p = [a.p.as_ptr(); R];
     for r in 0..R {
         p[r] = p[r].wrapping_add(r * a.p_stride);
-        // SAFETY: the caller's duty.
-        unsafe {
-            let factor = _mm256_broadcast_ss(&*a.factors.as_ptr().add(r));
-            for i in 0..N {
-                sums[i][r] = _mm256_mul_ps(load(acc.add(r * a.acc_stride + c + i * LANES), n), factor);
-            }
-        }
     }
     for (j, &at) in a.v.at.iter().enumerate() {
         // SAFETY: the caller's duty.
@@ -464,7 +457,11 @@ unsafe fn sum_columns<T: Element, const R: usize, const N: usize>(
     for r in 0..R {
         for i in 0..N {
             // SAFETY: the caller's duty.
-            unsafe { store_n(acc.add(r * a.acc_stride + c + i * LANES), sums[i][r], n) };
+            unsafe {
+                let factor = _mm256_broadcast_ss(&*a.factors.as_ptr().add(r));
+                let to = acc.add(r * a.acc_stride + c + i * LANES);
+                store_n(to, _mm256_fmadd_ps(load(to, n), factor, sums[i][r]), n);
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::rows::span;
 use super::{MR, NR};
 use core::arch::x86_64::*;
+use rotile_core::kernel::RUN;
 
 /// Elements of a row per unrolled step: with fewer, loop counters compete with the multiply-adds for issue slots. (On Zen 3
 /// 4 and 8 measure the same; a prototype on a Xeon went from 87 to 99 % of peak.)
@@ -26,38 +27,55 @@ pub(super) fn scores_6x16_avx2(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], 
 /// # Safety
 ///
 /// - `q` has 6 rows of `dim` elements, `k` `dim` rows of 16.
-/// - 16 elements are writable at each of `s + r * s_stride`, `r < 6`.
+/// - 16 elements are readable and writable at each of `s + r * s_stride`, `r < 6`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
 unsafe fn tile(q: *const f32, k: *const f32, dim: usize, s: *mut f32, s_stride: usize) {
-    let mut acc = [[_mm256_setzero_ps(); 2]; MR];
-    // SAFETY: `i < dim` in every step.
-    let mut step = |q: *const f32, k: *const f32| unsafe {
+    let mut i = 0;
+    while i < dim {
+        let end = dim.min(i + RUN);
+        let before = i;
+        let mut acc = [[_mm256_setzero_ps(); 2]; MR];
+        while i + UNROLL <= end {
+            for u in 0..UNROLL {
+                // SAFETY: `i + u < dim`.
+                unsafe { step(&mut acc, q.add(i + u), dim, k.add((i + u) * NR)) };
+            }
+            i += UNROLL;
+        }
+        while i < end {
+            // SAFETY: `i < dim`.
+            unsafe { step(&mut acc, q.add(i), dim, k.add(i * NR)) };
+            i += 1;
+        }
+        for (r, acc) in acc.into_iter().enumerate() {
+            for (c, acc) in acc.into_iter().enumerate() {
+                // SAFETY: the caller's duty; after the first run the sums so far are there.
+                unsafe {
+                    let s = s.add(r * s_stride + 8 * c);
+                    let sum = if before == 0 { acc } else { _mm256_add_ps(_mm256_loadu_ps(s), acc) };
+                    _mm256_storeu_ps(s, sum);
+                }
+            }
+        }
+    }
+}
+
+/// One element of every query row times one of every key.
+///
+/// # Safety
+///
+/// An element is readable at each of `q + r * dim`, `r < 6`, and 16 at `k`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn step(acc: &mut [[__m256; 2]; MR], q: *const f32, dim: usize, k: *const f32) {
+    // SAFETY: the caller's duty.
+    unsafe {
         let (k0, k1) = (_mm256_loadu_ps(k), _mm256_loadu_ps(k.add(8)));
         for (r, acc) in acc.iter_mut().enumerate() {
             let x = _mm256_broadcast_ss(&*q.add(r * dim));
             acc[0] = _mm256_fmadd_ps(x, k0, acc[0]);
             acc[1] = _mm256_fmadd_ps(x, k1, acc[1]);
-        }
-    };
-    let mut i = 0;
-    while i + UNROLL <= dim {
-        for u in 0..UNROLL {
-            // SAFETY: as above.
-            unsafe { step(q.add(i + u), k.add((i + u) * NR)) };
-        }
-        i += UNROLL;
-    }
-    while i < dim {
-        // SAFETY: as above.
-        unsafe { step(q.add(i), k.add(i * NR)) };
-        i += 1;
-    }
-    for (r, acc) in acc.into_iter().enumerate() {
-        // SAFETY: the caller's duty.
-        unsafe {
-            _mm256_storeu_ps(s.add(r * s_stride), acc[0]);
-            _mm256_storeu_ps(s.add(r * s_stride + 8), acc[1]);
         }
     }
 }

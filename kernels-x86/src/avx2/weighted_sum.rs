@@ -3,7 +3,7 @@
 use super::rows::span;
 use super::{MR, NV};
 use core::arch::x86_64::*;
-use rotile_core::kernel::WeightedSum;
+use rotile_core::kernel::{RUN, WeightedSum};
 
 /// Keys per unrolled step.
 const UNROLL: usize = 4;
@@ -16,18 +16,26 @@ pub(super) fn weighted_sum_6x16_avx2(w: WeightedSum<'_>) {
     assert!(w.from <= w.to && w.to <= w.tile_keys && w.factors.len() >= MR);
     assert!(w.p.len() >= span(MR, w.p_stride, w.to) && w.acc.len() >= span(MR, w.acc_stride, panels * NV));
     for c in 0..panels {
-        // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 16, and row `r` of `acc` 16 columns
-        // from `c * NV` on.
-        unsafe {
-            let p = w.p.as_ptr().add(w.from);
-            let v = w.v.as_ptr().add(c * panel + w.from * NV);
-            let acc = w.acc.as_mut_ptr().add(c * NV);
-            tile(p, w.p_stride, v, w.to - w.from, w.factors.as_ptr(), acc, w.acc_stride);
+        let (mut from, mut factors) = (w.from, w.factors);
+        loop {
+            let to = w.to.min((from / RUN + 1) * RUN);
+            // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 16, and row `r` of `acc` 16
+            // columns from `c * NV` on; there are MR factors.
+            unsafe {
+                let p = w.p.as_ptr().add(from);
+                let v = w.v.as_ptr().add(c * panel + from * NV);
+                let acc = w.acc.as_mut_ptr().add(c * NV);
+                tile(p, w.p_stride, v, to - from, factors.as_ptr(), acc, w.acc_stride);
+            }
+            (from, factors) = (to, &[1.0; MR]);
+            if from >= w.to {
+                break;
+            }
         }
     }
 }
 
-/// One tile.
+/// One run of keys of a tile.
 ///
 /// # Safety
 ///
@@ -44,11 +52,7 @@ unsafe fn tile(
     acc: *mut f32,
     acc_stride: usize,
 ) {
-    // SAFETY: the caller's duty, for every access below.
-    let mut sum: [[__m256; 2]; MR] = core::array::from_fn(|r| unsafe {
-        let (row, factor) = (acc.add(r * acc_stride), _mm256_broadcast_ss(&*factors.add(r)));
-        [_mm256_mul_ps(_mm256_loadu_ps(row), factor), _mm256_mul_ps(_mm256_loadu_ps(row.add(8)), factor)]
-    });
+    let mut sum = [[_mm256_setzero_ps(); 2]; MR];
     // SAFETY: `j < keys` in every step.
     let mut step = |p: *const f32, v: *const f32| unsafe {
         let (v0, v1) = (_mm256_loadu_ps(v), _mm256_loadu_ps(v.add(8)));
@@ -72,10 +76,11 @@ unsafe fn tile(
         j += 1;
     }
     for (r, sum) in sum.into_iter().enumerate() {
-        // SAFETY: as above.
+        // SAFETY: the caller's duty.
         unsafe {
-            _mm256_storeu_ps(acc.add(r * acc_stride), sum[0]);
-            _mm256_storeu_ps(acc.add(r * acc_stride + 8), sum[1]);
+            let (row, factor) = (acc.add(r * acc_stride), _mm256_broadcast_ss(&*factors.add(r)));
+            _mm256_storeu_ps(row, _mm256_fmadd_ps(_mm256_loadu_ps(row), factor, sum[0]));
+            _mm256_storeu_ps(row.add(8), _mm256_fmadd_ps(_mm256_loadu_ps(row.add(8)), factor, sum[1]));
         }
     }
 }

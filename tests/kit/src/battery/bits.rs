@@ -5,6 +5,7 @@
 
 use super::*;
 use rotile_core::TierName;
+use rotile_core::kernel::RUN;
 
 /// A NaN that no kernel makes.
 const UNTOUCHED: u32 = 0x7fc0_dead;
@@ -32,8 +33,17 @@ impl Battery {
         if self.k.tier == TierName::Portable { a * b + c } else { a.mul_add(b, c) }
     }
 
-    fn chain(&self, start: f32, a: impl Iterator<Item = f32>, b: impl Iterator<Item = f32>) -> f32 {
-        a.zip(b).fold(start, |sum, (a, b)| self.multiply_add(a, b, sum))
+    /// One run of products.
+    fn chain(&self, a: &[f32], b: &[f32]) -> f32 {
+        a.iter().zip(b).fold(0.0, |sum, (a, b)| self.multiply_add(*a, *b, sum))
+    }
+
+    /// `before * factor` and runs of products; the first of the products has index `from`.
+    fn runs(&self, before: f32, factor: f32, from: usize, a: &[f32], b: &[f32]) -> f32 {
+        let first = a.len().min(RUN - from % RUN);
+        let start = self.multiply_add(before, factor, self.chain(&a[..first], &b[..first]));
+        let rest = a[first..].chunks(RUN).zip(b[first..].chunks(RUN));
+        rest.fold(start, |sum, (a, b)| sum + self.chain(a, b))
     }
 
     /// Rows as they are after rotation and scaling.
@@ -84,9 +94,8 @@ impl Battery {
         expect_same(&loaded, &q_bits.concat(), &|| self.what("load", format!("{rows} rows, {shape}")));
         let s = self.packed_scores((q.rows(), q_rotation, 0.37), &k, k_turned.as_ref());
         for (s, q) in s.iter().zip(&q_bits) {
-            let chain = |k: &Vec<f32>| self.chain(0.0, q.iter().copied(), k.iter().copied());
-            let want: Vec<f32> = k_bits.iter().map(chain).collect();
-            expect_same(&s[..keys], &want, &|| self.what("scores", format!("{rows} x {keys}, {shape}: one chain")));
+            let want: Vec<f32> = k_bits.iter().map(|k| self.runs(0.0, 1.0, 0, q, k)).collect();
+            expect_same(&s[..keys], &want, &|| self.what("scores", format!("{rows} x {keys}, {shape}: in runs")));
         }
     }
 
@@ -144,8 +153,8 @@ impl Battery {
         let values = v.f32s();
         for (r, row) in want.chunks_mut(stride).enumerate() {
             for (c, x) in row[..dim].iter_mut().enumerate() {
-                let p = p[r * keys..][..keys].iter().copied();
-                *x = self.chain(*x * factors[r], p, values.iter().map(|v| v[c]));
+                let column: Vec<f32> = values.iter().map(|v| v[c]).collect();
+                *x = self.multiply_add(*x, factors[r], self.chain(&p[r * keys..][..keys], &column));
             }
         }
         expect_same(&acc, &want, &|| {
@@ -156,7 +165,7 @@ impl Battery {
     fn weighted_sum_bits(&self, rng: &mut Rng, dim: usize, dtype: DType) {
         let Kernels { mr, nv, .. } = *self.k;
         let padded = dim.next_multiple_of(nv);
-        for (tile_keys, from, to) in [(8, 0, 8), (24, 3, 17), (33, 1, 33), (16, 5, 6)] {
+        for (tile_keys, from, to) in [(8, 0, 8), (24, 3, 17), (33, 1, 33), (16, 5, 6), (100, 7, 97), (64, 32, 64)] {
             let what = || self.what("weighted_sum", format!("{from}..{to} of {tile_keys}, dim {dim}, {dtype}"));
             let v = Scattered::new(rng, to - from, dim, dtype, Side::END);
             let mut tile = Guarded::filled(tile_keys * padded, f32::from_bits(UNTOUCHED), Side::END);
@@ -189,11 +198,11 @@ impl Battery {
             let values = v.f32s();
             for (r, row) in want.chunks_mut(acc_stride).enumerate() {
                 for (c, x) in row[..padded].iter_mut().enumerate() {
-                    let p = p[r * p_stride + from..][..to - from].iter().copied();
-                    *x = self.chain(*x * factors[r], p, values.iter().map(|v| v.get(c).copied().unwrap_or(0.0)));
+                    let column: Vec<f32> = values.iter().map(|v| v.get(c).copied().unwrap_or(0.0)).collect();
+                    *x = self.runs(*x, factors[r], from, &p[r * p_stride + from..][..to - from], &column);
                 }
             }
-            expect_same(&acc, &want, &|| format!("{}: one chain", what()));
+            expect_same(&acc, &want, &|| format!("{}: in runs", what()));
         }
     }
 
