@@ -255,7 +255,7 @@ impl<'a> Head<'a> {
                     let rotation = angles.as_ref().and_then(AngleRows::rotation);
                     let q_rows = self.query_rows(strip_rows.clone(), &mut at);
                     // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
-                    unsafe { (kernels.pack_q)(q_rows, rotation, plan.q_scale, q_panel) };
+                    unsafe { (kernels.pack_q)(q_rows, rotation, plan.q_factor, q_panel) };
                 }
                 let state = (&mut max[strip * mr..][..mr], &mut sum[strip * mr..][..mr]);
                 let acc = &mut acc[strip * mr * padded_v..][..mr * padded_v];
@@ -342,7 +342,7 @@ impl<'a> Head<'a> {
                 let mut state = RowState { max: max[r], sum: sum[r] };
                 let (lo, hi) = (seen.start - columns.start, seen.end - columns.start);
                 // SAFETY: as above.
-                factors[r] = unsafe { (kernels.softmax)(s, lo, hi, &mut state) };
+                factors[r] = unsafe { (kernels.softmax)(s, plan.softmax_scale, lo, hi, &mut state) };
                 (max[r], sum[r]) = (state.max, state.sum);
             }
 
@@ -413,7 +413,7 @@ impl<'a> Head<'a> {
             let rotation = angles.as_ref().and_then(AngleRows::rotation);
             let q_rows = self.query_rows(now.clone(), &mut at);
             // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
-            unsafe { (kernels.load)(q_rows, rotation, plan.q_scale, &mut q[now.start * d..now.end * d], d) };
+            unsafe { (kernels.load)(q_rows, rotation, plan.q_factor, &mut q[now.start * d..now.end * d], d) };
         }
 
         let acc = if splits > 1 {
@@ -466,7 +466,7 @@ impl<'a> Head<'a> {
                     let s = &mut scores[r * stride..][..slots.len().next_multiple_of(8)];
                     let mut state = RowState { max: max[r], sum: sum[r] };
                     // SAFETY: as above.
-                    factors[r] = unsafe { (kernels.softmax)(s, seen.start, seen.end, &mut state) };
+                    factors[r] = unsafe { (kernels.softmax)(s, plan.softmax_scale, seen.start, seen.end, &mut state) };
                     (max[r], sum[r]) = (state.max, state.sum);
                 }
             }

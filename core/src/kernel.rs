@@ -169,7 +169,8 @@ pub struct Kernels {
     /// `s[r * s_stride + p * nr + c] = q_r . k_(p, c)` for all `mr` rows, summed in runs of [`RUN`] elements.
     pub scores: unsafe fn(&[f32], &[f32], usize, &mut [f32], usize),
 
-    /// `softmax(s, lo, hi, state) -> factor`: one row. Keys `lo..hi` of `s` are visible (`lo < hi <= s.len()`, and
+    /// `softmax(s, scale, lo, hi, state) -> factor`: one row of dot products, which are first multiplied by `scale` (positive;
+    /// one rounding) to scores. Keys `lo..hi` of `s` are visible (`lo < hi <= s.len()`, and
     /// `s.len()` is a multiple of `nr`, or of 8 in the decode path). Raises `state.max` to the ceiling of the largest
     /// visible score where that is greater, replaces visible scores by `2^(s - max)` and all others by 0, whatever
     /// they were, adds the visible weights to `state.sum` (rescaled first), and returns `2^(old max - new max)`, by
@@ -180,7 +181,7 @@ pub struct Kernels {
     ///
     /// The sum's order depends on the indices in `s` alone, so `lo` and `hi` may differ between calls that see the
     /// same keys without changing bits. Use [`crate::softmax`]'s constants.
-    pub softmax: unsafe fn(&mut [f32], usize, usize, &mut RowState) -> f32,
+    pub softmax: unsafe fn(&mut [f32], f32, usize, usize, &mut RowState) -> f32,
 
     /// `weighted_sum(p, p_stride, keys_from, keys_to, v_tile, tile_keys, factors, acc, acc_stride)`: for all `mr` rows and
     /// all `v_tile.len() / tile_keys` padded columns: `acc[r * acc_stride + c] = acc * factors[r] + sum`, where the sum of

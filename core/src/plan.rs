@@ -116,8 +116,11 @@ pub struct Plan {
     pub(crate) tier: Tier,
     pub(crate) turn: Option<Turn>,
     pub(crate) tile: Tile,
-    /// `scale * log2(e)`, which rides on the queries.
-    pub(crate) q_scale: f32,
+    /// The sign of the scale (or 0), which rides on the queries.
+    pub(crate) q_factor: f32,
+    /// `|scale| log2(e)`, by which softmax multiplies the dot products. On the queries it would be rounded with every
+    /// element, and where these are alike the error would add up.
+    pub(crate) softmax_scale: f32,
     pub(crate) threads: usize,
 }
 
@@ -131,8 +134,8 @@ impl Plan {
     pub fn new(capabilities: &Capabilities, spec: &AttentionSpec) -> Result<Plan, Error> {
         let turn = spec.check()?;
         let tier = capabilities.tier()?;
-        let q_scale = (spec.scale_value() * softmax::LOG2_E) as f32;
-        if !q_scale.is_finite() {
+        let scale = (spec.scale_value() * softmax::LOG2_E) as f32;
+        if !scale.is_finite() {
             return Err(Error::BadNumber {
                 what: "scale".into(),
                 value: spec.scale_value(),
@@ -141,7 +144,9 @@ impl Plan {
         }
         let l2 = if capabilities.l2_bytes == 0 { 512 << 10 } else { capabilities.l2_bytes };
         let tile = Tile::choose(tier.kernels(), spec, l2);
-        Ok(Plan { spec: *spec, tier, turn, tile, q_scale, threads: capabilities.threads.max(1) })
+        let (q_factor, softmax_scale) = if scale == 0.0 { (0.0, 1.0) } else { (1f32.copysign(scale), scale.abs()) };
+        let threads = capabilities.threads.max(1);
+        Ok(Plan { spec: *spec, tier, turn, tile, q_factor, softmax_scale, threads })
     }
 
     /// The description.

@@ -214,8 +214,8 @@ fn ceil(x: f32) -> f32 {
     }
 }
 
-fn softmax_portable(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
-    let top = s[lo..hi].iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m });
+fn softmax_portable(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
+    let top = s[lo..hi].iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m }) * scale;
     let old = state.max;
     let new = if top > old { ceil(top) } else { old };
     // Nothing but -inf so far: subtract 0, so that -inf weighs 0 and NaN stays NaN.
@@ -232,7 +232,7 @@ fn softmax_portable(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -
     s[..lo].fill(0.0);
     s[hi..].fill(0.0);
     for x in &mut s[lo..hi] {
-        *x = weight(*x, subtract);
+        *x = weight(*x * scale, subtract);
     }
     // In runs from the start of the row, wherever the visible keys begin: masked keys add 0.
     for run in s[..hi].chunks(RUN).skip(lo / RUN) {

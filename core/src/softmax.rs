@@ -1,6 +1,6 @@
 //! Constants and rules of the online softmax, shared by every tier.
 //!
-//! Scores are in base 2: the queries carry `scale * log2(e)`. With `m` an integer at least the largest score seen,
+//! Scores are in base 2: dot products times `scale * log2(e)`. With `m` an integer at least the largest score seen,
 //! `n = floor(s)` and `f = s - n` in [0, 1), both exact, `2^(s - m) = p(f) * 2^(n - m)`. (`s - m` itself would round where `s`
 //! is small beside `m`.) A change of `m` by an integer changes the power of two alone, so rescaling changes no bits, and
 //! neither does the order in which maxima are met.

@@ -10,7 +10,7 @@ const WIDE: usize = 4;
 
 /// See [`rotile_core::kernel::Kernels::softmax`].
 #[target_feature(enable = "neon")]
-pub(super) fn softmax_neon(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
+pub(super) fn softmax_neon(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
     assert!(lo < hi && hi <= s.len() && s.len().is_multiple_of(LANES));
     // Whole vectors that hold visible keys. Their few other lanes become -inf, which weighs exactly 0 whatever the
     // maximum: no masks below.
@@ -21,7 +21,8 @@ pub(super) fn softmax_neon(s: &mut [f32], lo: usize, hi: usize, state: &mut RowS
     s[hi..end].fill(f32::NEG_INFINITY);
     let seen = &mut s[first..end];
 
-    let top = maximum(seen);
+    // The largest product gives the largest score: rounding keeps order.
+    let top = maximum(seen) * scale;
     let old = state.max;
     let new = if top > old { vgetq_lane_f32::<0>(vrndpq_f32(vdupq_n_f32(top))) } else { old };
     let factor = if new == f32::NEG_INFINITY || (new == old && new.is_finite()) {
@@ -32,7 +33,7 @@ pub(super) fn softmax_neon(s: &mut [f32], lo: usize, hi: usize, state: &mut RowS
         exact_exp2(old - new)
     };
     // Nothing but -inf so far: subtract 0, so that -inf weighs 0 and NaN stays NaN.
-    let sum = weigh(seen, if new == f32::NEG_INFINITY { 0.0 } else { new });
+    let sum = weigh(seen, scale, if new == f32::NEG_INFINITY { 0.0 } else { new });
     state.max = new;
     state.sum = state.sum * factor + sum;
     factor
@@ -59,7 +60,7 @@ fn maximum(s: &[f32]) -> f32 {
 /// Replaces scores by weights and returns their sum. Whole vectors.
 #[inline]
 #[target_feature(enable = "neon")]
-fn weigh(s: &mut [f32], max: f32) -> f32 {
+fn weigh(s: &mut [f32], scale: f32, max: f32) -> f32 {
     let max = vdupq_n_f32(max);
     // One chain of additions, lane by lane: which lane and which turn depend on the index alone, and what is not seen
     // adds 0.
@@ -67,14 +68,14 @@ fn weigh(s: &mut [f32], max: f32) -> f32 {
     let (blocks, rest) = s.as_chunks_mut::<{ WIDE * LANES }>();
     for block in blocks {
         let block = block.as_chunks_mut::<LANES>().0;
-        let x: [float32x4_t; WIDE] = weights(core::array::from_fn(|i| load(&block[i])), max);
+        let x: [float32x4_t; WIDE] = weights(core::array::from_fn(|i| vmulq_n_f32(load(&block[i]), scale)), max);
         for (to, x) in block.iter_mut().zip(x) {
             store(to, x);
             sum = vaddq_f32(sum, x);
         }
     }
     for to in rest.as_chunks_mut::<LANES>().0 {
-        let [x] = weights([load(to)], max);
+        let [x] = weights([vmulq_n_f32(load(to), scale)], max);
         store(to, x);
         sum = vaddq_f32(sum, x);
     }

@@ -7,7 +7,7 @@ use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, exact_ex
 
 /// See [`rotile_core::kernel::Kernels::softmax`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn softmax_avx2(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
+pub(super) fn softmax_avx2(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
     assert!(lo < hi && hi <= s.len() && s.len().is_multiple_of(LANES));
     // The vectors that hold visible keys; all others become 0.
     let (first, end) = (lo / LANES, hi.div_ceil(LANES));
@@ -41,6 +41,9 @@ pub(super) fn softmax_avx2(s: &mut [f32], lo: usize, hi: usize, state: &mut RowS
     }
     let top = horizontal_max(_mm256_max_ps(_mm256_max_ps(tops[0], tops[1]), _mm256_max_ps(tops[2], tops[3])));
 
+    // The largest product gives the largest score: rounding keeps order.
+    let top = top * scale;
+    let scale = _mm256_set1_ps(scale);
     let old = state.max;
     let new = if top > old { _mm_cvtss_f32(_mm_ceil_ps(_mm_set_ss(top))) } else { old };
     let factor = if new == f32::NEG_INFINITY || (new == old && new.is_finite()) {
@@ -56,7 +59,7 @@ pub(super) fn softmax_avx2(s: &mut [f32], lo: usize, hi: usize, state: &mut RowS
     // One chain of additions, lane by lane: which lane and which turn depend on the index alone, and masked lanes add 0.
     let mut sum = _mm256_setzero_ps();
     let mut weigh = |at: usize, mask: Option<__m256i>| {
-        let mut x = weight(load(at), subtract);
+        let mut x = weight(_mm256_mul_ps(load(at), scale), subtract);
         if let Some(mask) = mask {
             x = _mm256_and_ps(x, _mm256_castsi256_ps(mask));
         }

@@ -526,9 +526,13 @@ impl Battery {
     }
 
     fn row(&self, s: &[f32], lo: usize, hi: usize, state: &mut RowState) -> (Vec<f32>, f32) {
+        self.scaled_row(s, 1.0, lo, hi, state)
+    }
+
+    fn scaled_row(&self, s: &[f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> (Vec<f32>, f32) {
         let mut row = Guarded::from_slice(s, Side::END);
         // SAFETY: the caller's tier proves that the CPU has the features.
-        let factor = unsafe { (self.k.softmax)(&mut row, lo, hi, state) };
+        let factor = unsafe { (self.k.softmax)(&mut row, scale, lo, hi, state) };
         (row.to_vec(), factor)
     }
 
@@ -557,6 +561,13 @@ impl Battery {
                     }
                     let sum: f64 = want.iter().sum();
                     expect(&[state.sum], &[sum], sum * 2e-6, &what);
+
+                    // The scale is one rounded multiplication beforehand.
+                    let (mut one, mut other) = (RowState::EMPTY, RowState::EMPTY);
+                    let product: Vec<f32> = s.iter().map(|x| x * 0.18033688).collect();
+                    let scaled = self.scaled_row(&s, 0.18033688, lo, hi, &mut one).0;
+                    assert_eq!(bits(&scaled), bits(&self.row(&product, lo, hi, &mut other).0), "{}: scaled", what());
+                    assert_eq!(one, other, "{}: scaled", what());
 
                     // A second tile with a higher maximum.
                     let second: Vec<f32> = s.iter().map(|x| x + 3.0 * scale).collect();

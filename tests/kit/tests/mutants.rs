@@ -104,52 +104,52 @@ fn scores_mix_rows(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], stride: usiz
     s[0] = s[right().mr - 1];
 }
 
-fn softmax_leaves_what_is_masked(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
+fn softmax_leaves_what_is_masked(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
     let tail = s[hi..].to_vec();
-    let factor = right!(softmax(s, lo, hi, state));
+    let factor = right!(softmax(s, scale, lo, hi, state));
     s[hi..].copy_from_slice(&tail);
     factor
 }
 
-fn softmax_sees_one_more(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
-    right!(softmax(s, lo, (hi + 1).min(s.len()), state))
+fn softmax_sees_one_more(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
+    right!(softmax(s, scale, lo, (hi + 1).min(s.len()), state))
 }
 
-fn softmax_sums_from_lo(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
+fn softmax_sums_from_lo(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
     let before = state.sum;
-    let factor = right!(softmax(s, lo, hi, state));
+    let factor = right!(softmax(s, scale, lo, hi, state));
     let mut lanes = [0.0f32; 8];
     (lo..hi).for_each(|i| lanes[(i - lo) % 8] += s[i]);
     state.sum = before * factor + lanes.iter().sum::<f32>();
     factor
 }
 
-fn softmax_subtracts_first(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
+fn softmax_subtracts_first(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
     let scores = s.to_vec();
-    let factor = right!(softmax(s, lo, hi, state));
+    let factor = right!(softmax(s, scale, lo, hi, state));
     for i in lo..hi {
         let mut one = [scores[i] - state.max; 8];
         if one[0].is_finite() {
-            right!(softmax(&mut one, 0, 1, &mut RowState { max: 0.0, sum: 0.0 }));
+            right!(softmax(&mut one, scale, 0, 1, &mut RowState { max: 0.0, sum: 0.0 }));
             s[i] = one[0];
         }
     }
     factor
 }
 
-fn softmax_forgets_nan(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
+fn softmax_forgets_nan(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
     s[lo..hi].iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = f32::NEG_INFINITY);
-    right!(softmax(s, lo, hi, state))
+    right!(softmax(s, scale, lo, hi, state))
 }
 
-fn softmax_starts_with_one(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
+fn softmax_starts_with_one(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
     let first = state.max == f32::NEG_INFINITY;
-    let factor = right!(softmax(s, lo, hi, state));
+    let factor = right!(softmax(s, scale, lo, hi, state));
     if first { 1.0 } else { factor }
 }
 
-fn softmax_raises_without_ceiling(s: &mut [f32], lo: usize, hi: usize, state: &mut RowState) -> f32 {
-    let factor = right!(softmax(s, lo, hi, state));
+fn softmax_raises_without_ceiling(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
+    let factor = right!(softmax(s, scale, lo, hi, state));
     state.max += 1.0;
     factor
 }
