@@ -9,7 +9,7 @@ use crate::kernel::{
     DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, RUN, Rotation, RowState, Rows, Tier, TierName,
     WeightedSum,
 };
-use crate::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, exact_exp2};
+use crate::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised, ceil};
 use crate::{Slice, SliceMut};
 use half::{bf16, f16};
 
@@ -204,31 +204,9 @@ fn weight(s: f32, max: f32) -> f32 {
     p * f32::from_bits(((e as i32 + 127) as u32) << 23)
 }
 
-/// Smallest integer not below `x`; beyond 2^23 every f32 is one.
-fn ceil(x: f32) -> f32 {
-    if x.abs() < 8_388_608.0 {
-        let t = x as i32 as f32;
-        if t < x { t + 1.0 } else { t }
-    } else {
-        x
-    }
-}
-
 fn softmax_portable(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {
     let top = s[lo..hi].iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m }) * scale;
-    let old = state.max;
-    let new = if top > old { ceil(top) } else { old };
-    // Nothing but -inf so far: subtract 0, so that -inf weighs 0 and NaN stays NaN.
-    let subtract = if new == f32::NEG_INFINITY { 0.0 } else { new };
-    let factor = if new == old && new.is_finite() || new == f32::NEG_INFINITY {
-        1.0
-    } else if old == f32::NEG_INFINITY {
-        0.0
-    } else {
-        exact_exp2(old - new)
-    };
-    state.max = new;
-    state.sum *= factor;
+    let Raised { factor, subtract } = state.raise(top);
     s[..lo].fill(0.0);
     s[hi..].fill(0.0);
     for x in &mut s[lo..hi] {

@@ -3,7 +3,7 @@
 use super::rows::LANES;
 use core::arch::aarch64::*;
 use rotile_core::kernel::RowState;
-use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, exact_exp2};
+use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised};
 
 /// Vectors of a step: the polynomials of 4 are under way at once, which an in-order core can't arrange by itself.
 const WIDE: usize = 4;
@@ -22,20 +22,8 @@ pub(super) fn softmax_neon(s: &mut [f32], scale: f32, lo: usize, hi: usize, stat
     let seen = &mut s[first..end];
 
     // The largest product gives the largest score: rounding keeps order.
-    let top = maximum(seen) * scale;
-    let old = state.max;
-    let new = if top > old { vgetq_lane_f32::<0>(vrndpq_f32(vdupq_n_f32(top))) } else { old };
-    let factor = if new == f32::NEG_INFINITY || (new == old && new.is_finite()) {
-        1.0
-    } else if old == f32::NEG_INFINITY {
-        0.0
-    } else {
-        exact_exp2(old - new)
-    };
-    // Nothing but -inf so far: subtract 0, so that -inf weighs 0 and NaN stays NaN.
-    let sum = weigh(seen, scale, if new == f32::NEG_INFINITY { 0.0 } else { new });
-    state.max = new;
-    state.sum = state.sum * factor + sum;
+    let Raised { factor, subtract } = state.raise(maximum(seen) * scale);
+    state.sum += weigh(seen, scale, subtract);
     factor
 }
 

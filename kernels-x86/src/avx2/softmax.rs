@@ -3,7 +3,7 @@
 use super::rows::{LANES, lanes_below};
 use core::arch::x86_64::*;
 use rotile_core::kernel::RowState;
-use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, exact_exp2};
+use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised};
 
 /// See [`rotile_core::kernel::Kernels::softmax`].
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -42,19 +42,8 @@ pub(super) fn softmax_avx2(s: &mut [f32], scale: f32, lo: usize, hi: usize, stat
     let top = horizontal_max(_mm256_max_ps(_mm256_max_ps(tops[0], tops[1]), _mm256_max_ps(tops[2], tops[3])));
 
     // The largest product gives the largest score: rounding keeps order.
-    let top = top * scale;
-    let scale = _mm256_set1_ps(scale);
-    let old = state.max;
-    let new = if top > old { _mm_cvtss_f32(_mm_ceil_ps(_mm_set_ss(top))) } else { old };
-    let factor = if new == f32::NEG_INFINITY || (new == old && new.is_finite()) {
-        1.0
-    } else if old == f32::NEG_INFINITY {
-        0.0
-    } else {
-        exact_exp2(old - new)
-    };
-    // Nothing but -inf so far: subtract 0, so that -inf weighs 0 and NaN stays NaN.
-    let subtract = _mm256_set1_ps(if new == f32::NEG_INFINITY { 0.0 } else { new });
+    let Raised { factor, subtract } = state.raise(top * scale);
+    let (scale, subtract) = (_mm256_set1_ps(scale), _mm256_set1_ps(subtract));
 
     // One chain of additions, lane by lane: which lane and which turn depend on the index alone, and masked lanes add 0.
     let mut sum = _mm256_setzero_ps();
@@ -76,8 +65,7 @@ pub(super) fn softmax_avx2(s: &mut [f32], scale: f32, lo: usize, hi: usize, stat
     if last > 0 {
         weigh(last, Some(tail));
     }
-    state.max = new;
-    state.sum = state.sum * factor + horizontal_sum(sum);
+    state.sum += horizontal_sum(sum);
     factor
 }
 
