@@ -1,6 +1,6 @@
 //! Bad input: an error before anything is written, whose message carries the offending values; never a panic.
 
-use rotile::rotary::{Frequencies, PairStyle, Positions, RotarySpec, RotaryTable};
+use rotile::rotary::{CosSin, Frequencies, PairStyle, Positions, RotarySpec, RotaryTable};
 use rotile::{
     At, AttentionSpec, Batch, CacheLayout, Capabilities, DType, Error, Keys, Mask, Operands, Operation, Plan, Runner,
     Scale, Sections, Sequence, Shape, Strides, Tensor, TensorMut, TierName, Window,
@@ -378,6 +378,23 @@ fn arbitrary_calls_never_panic() {
     }
     eprintln!("{planned} planned, {ran} ran");
     assert!(planned > 1000 && ran > 100, "{planned} planned, {ran} ran: the test has gone blind");
+}
+
+/// A sequence that sees no key reaches for the angles of its queries all the same.
+#[test]
+fn cos_and_sin_without_a_row() {
+    let (q, mut out) = (vec![1.0f32; 2 * DIM], vec![f32::NAN; 2 * DIM]);
+    let plan = Plan::new(&capabilities(), &spec()).unwrap();
+    let operands = Operands::Attend {
+        q: Tensor::token_major(&q[..], shape(1, 1, 2, DIM)).unwrap(),
+        k: Tensor::token_major(&q[..0], shape(1, 0, 1, DIM)).unwrap(),
+        v: Tensor::token_major(&q[..0], shape(1, 0, 1, DIM)).unwrap(),
+        out: TensorMut::token_major(&mut out[..], shape(1, 1, 2, DIM)).unwrap(),
+        lse: None,
+    };
+    let sequences = [Sequence::new(1, 0).with_rotary(CosSin::by_position(&q[..0], &q[..0], 4).unwrap())];
+    Runner::new(1).run(&plan, &mut Batch { operands, sequences: &sequences }).unwrap();
+    assert!(out.iter().all(|x| *x == 0.0));
 }
 
 #[test]

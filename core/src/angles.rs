@@ -93,7 +93,12 @@ impl<'a> AngleRows<'a> {
         match self.rotary {
             Rotary::CosSin(given) => {
                 let row = if given.is_by_token() { usize::try_from(index).unwrap_or(0) } else { position as usize };
-                given.copy_row(row.min(given.rows() - 1), cos, sin);
+                if row < given.rows() {
+                    given.copy_row(row, cos, sin);
+                } else {
+                    cos.fill(0.0);
+                    sin.fill(0.0);
+                }
             }
             Rotary::Table(table) => {
                 let position = position.min(table.max_positions() - 1);
