@@ -1,6 +1,6 @@
 //! Kinds of fault that broke comparable code, each reduced to its smallest trigger, on every tier.
 
-use rotile::{DType, Error, Keys, bf16, f16};
+use rotile::{DType, Error, Keys, Tile, bf16, f16};
 use rotile_testkit::data::Data;
 use rotile_testkit::draw::{DTYPES, Want};
 use rotile_testkit::reference::{Heads, Problem, Rotation};
@@ -336,7 +336,13 @@ fn b64_unknown_cache_sizes_give_default_tiles() {
             let plan = rotile::Plan::new(&tier, &spec).unwrap();
             assert!(plan.workspace_len() <= 3 << 19, "{} bytes for 8192 tokens", plan.workspace_len());
             assert!(plan.scratch_len(&[rotile::Sequence::new(8192, 8192)]) < 4096);
-            assert!(plan.tile().key_tile >= plan.tile().nr);
+            assert!(plan.tile().key_tile >= 256, "unknown sizes are taken for usual ones");
+            // A small L1 is heeded: scores of a tile take a quarter of it at most.
+            (tier.l1_bytes, tier.l2_bytes) = (8 << 10, 128 << 10);
+            let small = rotile::Plan::new(&tier, &spec).unwrap();
+            let Tile { mr, nr, key_tile, .. } = *small.tile();
+            assert!(key_tile >= nr && key_tile.is_multiple_of(nr) && 4 * mr * key_tile <= 2 << 10);
+            assert!(small.workspace_len() < plan.workspace_len());
         }
     }
 }

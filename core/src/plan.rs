@@ -1,7 +1,8 @@
 //! Planning: a pure function of (capabilities, description) that picks the tier, the tile and the loop sizes, and says
 //! so. Nothing is decided later, so nothing can fall back in silence. No memory of the caller's is seen here.
 
-use crate::kernel::{ANGLE_PAD, Kernels, MAX_TILE, Tier, TierName, Turn};
+use crate::kernel::{Kernels, MAX_TILE, Tier, TierName, Turn};
+use crate::rotary::padded;
 use crate::spec::{AttentionSpec, Keys, Operation};
 use crate::{Error, softmax};
 use core::fmt;
@@ -96,7 +97,7 @@ pub struct Tile {
     pub split_keys: usize,
 }
 
-/// Keys of a score tile held in L1: `mr` rows of it take 4 to 8 KiB.
+/// Most keys of a score tile held in L1: `mr` rows of it take 4 to 8 KiB.
 const KEY_TILE: usize = 256;
 /// Upper bound of rows in a block: bounds the workspace. Packing a key costs about 2 % of its use at this many rows.
 const BLOCK_ROWS: usize = 768;
@@ -143,7 +144,8 @@ impl Plan {
             });
         }
         let l2 = if capabilities.l2_bytes == 0 { 512 << 10 } else { capabilities.l2_bytes };
-        let tile = Tile::choose(tier.kernels(), spec, l2);
+        let l1 = if capabilities.l1_bytes == 0 { 32 << 10 } else { capabilities.l1_bytes };
+        let tile = Tile::choose(tier.kernels(), spec, l1, l2);
         let (q_factor, softmax_scale) = if scale == 0.0 { (0.0, 1.0) } else { (1f32.copysign(scale), scale.abs()) };
         let threads = capabilities.threads.max(1);
         Ok(Plan { spec: *spec, tier, turn, tile, q_factor, softmax_scale, threads })
@@ -197,7 +199,7 @@ impl Plan {
 
     /// Pairs of an angle row, padded.
     pub(crate) fn padded_pairs(&self) -> usize {
-        self.turn.map_or(0, |turn| turn.pairs.next_multiple_of(ANGLE_PAD))
+        self.turn.map_or(0, |turn| padded(turn.pairs))
     }
 
     /// True if keys are rotated when attention reads them.
@@ -266,10 +268,11 @@ fn arena_bytes(floats: &[usize]) -> usize {
 }
 
 impl Tile {
-    fn choose(kernels: &Kernels, spec: &AttentionSpec, l2: usize) -> Tile {
+    fn choose(kernels: &Kernels, spec: &AttentionSpec, l1: usize, l2: usize) -> Tile {
         let (mr, nr) = (kernels.mr, kernels.nr);
         assert!(mr <= MAX_TILE && nr <= MAX_TILE && FEW_KEY_TILE <= MAX_TILE);
-        let key_tile = KEY_TILE.next_multiple_of(nr);
+        // The scores of a tile take at most a quarter of L1, up to the size beyond which nothing is gained.
+        let key_tile = (l1 / 4 / (4 * mr)).clamp(nr, KEY_TILE) / nr * nr;
         // Packed K and V of a superblock take at most half of L2, and whole key tiles; one tile at the least.
         let key_bytes = 4 * (spec.head_dim_qk + spec.head_dim_v);
         let superblock = (l2 / 2 / key_bytes / key_tile).clamp(1, 4) * key_tile;

@@ -178,6 +178,7 @@ pub fn random(rng: &mut Rng) -> (Problem, Part, How) {
         shuffle: rng.one_in(2).then(|| rng.int(0, 1 << 40) as u64),
         by_index,
         threads: [1, 2, 64][rng.size(0, 2)],
+        l1_bytes: [0, 4 << 10, 48 << 10][rng.size(0, 2)],
         l2_bytes: [0, 128 << 10, 2 << 20][rng.size(0, 2)],
         tail: [Tail::Nan, Tail::Infinity, Tail::Zero][rng.size(0, 2)],
     };

@@ -50,7 +50,9 @@ pub struct How {
     pub by_index: bool,
     /// Threads that plans are told of.
     pub threads: usize,
-    /// Cache size that plans are told of.
+    /// L1 size that plans are told of.
+    pub l1_bytes: usize,
+    /// L2 size that plans are told of.
     pub l2_bytes: usize,
     /// What cache slots hold that nobody has written.
     pub tail: Tail,
@@ -80,6 +82,7 @@ impl Default for How {
             shuffle: None,
             by_index: false,
             threads: 1,
+            l1_bytes: 0,
             l2_bytes: 0,
             tail: Tail::Nan,
         }
@@ -307,6 +310,7 @@ pub fn run_spec(
 ) -> Result<Outcome, Error> {
     let mut capabilities = *capabilities;
     capabilities.threads = how.threads;
+    capabilities.l1_bytes = how.l1_bytes;
     capabilities.l2_bytes = how.l2_bytes;
     let heads = problem.heads;
     let cached = how.via != Via::Attend;
