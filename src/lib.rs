@@ -67,6 +67,8 @@ cfg_if::cfg_if! {
 
 /// What this CPU offers to this build: its tiers and, with `std`, its cache sizes and number of threads.
 ///
+/// With `std` this reads the system's description of its caches: ask once and keep the answer for many plans.
+///
 /// With `std`, the environment variable `ROTILE_TIER` lowers the choice to the tier that it names.
 ///
 /// # Errors

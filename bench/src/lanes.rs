@@ -57,11 +57,6 @@ impl Shape {
         };
         4.0 * self.head_dim as f64 * self.heads_q as f64 * pairs
     }
-
-    /// Bytes of K and V that a decode step reads.
-    pub fn cache_bytes(&self, dtype: DType) -> f64 {
-        (2 * self.tokens * self.heads_kv * self.head_dim * dtype.size()) as f64
-    }
 }
 
 /// Prompts: causal attention over all tokens, f32.
@@ -96,7 +91,6 @@ pub struct Lane {
     /// The separate rotary passes over Q and over K.
     rotate: Option<(Plan, Plan)>,
     decode: bool,
-    dtype: DType,
     q: Data,
     k: Data,
     v: Data,
@@ -156,7 +150,6 @@ impl Lane {
             attend: Plan::new(capabilities, &spec)?,
             rotate,
             decode,
-            dtype,
             q: data(DType::F32, q_size, 1),
             k: data(dtype, kv_size, 2),
             v: data(dtype, kv_size, 3),
@@ -213,11 +206,6 @@ impl Lane {
         };
         let sequence = if separate { Sequence::new(q_len, tokens) } else { sequence };
         self.runner.run(&self.attend, &mut Batch { operands, sequences: &[sequence] }).expect(fits);
-    }
-
-    /// The type of K and V.
-    pub fn dtype(&self) -> DType {
-        self.dtype
     }
 }
 

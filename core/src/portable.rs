@@ -7,7 +7,7 @@
 
 use crate::kernel::{
     DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, RUN, Rotation, RowState, Rows, Tier, TierName,
-    WeightedSum,
+    WeightedSum, run_end,
 };
 use crate::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised, ceil};
 use crate::{Slice, SliceMut};
@@ -226,7 +226,7 @@ fn weighted_sum_4x8_portable(w: WeightedSum<'_>) {
             acc.iter_mut().for_each(|x| *x *= w.factors[r]);
             let mut from = w.from;
             while from < w.to {
-                let to = w.to.min((from / RUN + 1) * RUN);
+                let to = run_end(from, w.to);
                 let mut run = [0.0f32; NR];
                 for j in from..to {
                     let p = w.p[r * w.p_stride + j];

@@ -15,8 +15,7 @@ const LEVELS: usize = 4;
 ///
 /// For 64 pairs (rotary_dim 128) and 1,048,576 positions it takes 128 KiB, where an f32 row per position would take 512 MiB.
 /// Rows are f64 and so are the additions: cos and sin are rounded once, to the nearest f32 but for some ties, whatever the
-/// position. (Rows in f32 would be half the size; their error of up to 2e-7 was measured to break the accuracy of scores
-/// where a query and a key are aligned and large.) The storage is built once into a buffer of the caller's or kept in
+/// position. (Rows in f32 were measured to break the accuracy of scores where a query and a key are aligned and large.) The storage is built once into a buffer of the caller's or kept in
 /// flash. The table itself is a borrowed view, shared by batches, heads and layers.
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryTable<'a> {

@@ -3,7 +3,7 @@
 
 use core::arch::{aarch64::*, asm};
 use half::{bf16, f16};
-use rotile_core::kernel::{ANGLE_PAD, Rotation, Rows};
+use rotile_core::kernel::{Rotation, Rows};
 use rotile_core::{PairStyle, Slice, SliceMut};
 
 /// Lanes of a vector.
@@ -344,7 +344,7 @@ pub(super) fn checked_row<T>(data: &[T], rows: &Rows<'_>, rotation: Option<&Rota
     match rotation {
         None => Row { data, cos: core::ptr::dangling(), sin: core::ptr::dangling() },
         Some(Rotation { turn, angles }) => {
-            let padded = turn.pairs.next_multiple_of(ANGLE_PAD);
+            let padded = rotile_core::rotary::padded(turn.pairs);
             let cos = angles.cos[angles.at[r]..][..padded].as_ptr();
             let sin = angles.sin[angles.at[r]..][..padded].as_ptr();
             Row { data, cos, sin }

@@ -2,7 +2,7 @@
 
 use super::{MR, NV};
 use core::arch::aarch64::*;
-use rotile_core::kernel::{RUN, WeightedSum};
+use rotile_core::kernel::{WeightedSum, run_end};
 
 /// Keys of a step: the lanes of a vector of weights.
 const KEYS: usize = 4;
@@ -18,7 +18,7 @@ pub(super) fn weighted_sum_8x8_neon(w: WeightedSum<'_>) {
     for c in 0..panels {
         let (mut from, mut factors) = (w.from, w.factors);
         loop {
-            let to = w.to.min((from / RUN + 1) * RUN);
+            let to = run_end(from, w.to);
             // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 8, and row `r` of `acc` 8
             // columns from `c * NV` on; there are MR factors.
             unsafe {

@@ -243,7 +243,7 @@ impl<'a, T> CheckedRows<'a, T> {
         let (mut cos, mut sin, mut angles_at) = (core::ptr::dangling(), core::ptr::dangling(), &[][..]);
         if let Some(Rotation { turn, angles }) = rotation {
             let len = angles.cos.len().min(angles.sin.len());
-            let padded = turn.pairs.next_multiple_of(rotile_core::kernel::ANGLE_PAD);
+            let padded = rotile_core::rotary::padded(turn.pairs);
             (cos, sin, angles_at) = (angles.cos.as_ptr(), angles.sin.as_ptr(), &angles.at[..rows.at.len()]);
             for &at in angles_at {
                 assert!(at <= len && len - at >= padded, "angles leave their slices");

@@ -3,7 +3,7 @@
 use super::rows::span;
 use super::{MR, NR};
 use core::arch::x86_64::*;
-use rotile_core::kernel::RUN;
+use rotile_core::kernel::run_end;
 
 /// Elements of a row per unrolled step: with fewer, loop counters compete with the multiply-adds for issue slots. (On Zen 3
 /// 4 and 8 measure the same; a prototype on a Xeon went from 87 to 99 % of peak.)
@@ -33,7 +33,7 @@ pub(super) fn scores_6x16_avx2(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], 
 unsafe fn tile(q: *const f32, k: *const f32, dim: usize, s: *mut f32, s_stride: usize) {
     let mut i = 0;
     while i < dim {
-        let end = dim.min(i + RUN);
+        let end = run_end(i, dim);
         let before = i;
         let mut acc = [[_mm256_setzero_ps(); 2]; MR];
         while i + UNROLL <= end {

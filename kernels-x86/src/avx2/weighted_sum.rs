@@ -3,7 +3,7 @@
 use super::rows::span;
 use super::{MR, NV};
 use core::arch::x86_64::*;
-use rotile_core::kernel::{RUN, WeightedSum};
+use rotile_core::kernel::{WeightedSum, run_end};
 
 /// Keys per unrolled step.
 const UNROLL: usize = 4;
@@ -18,7 +18,7 @@ pub(super) fn weighted_sum_6x16_avx2(w: WeightedSum<'_>) {
     for c in 0..panels {
         let (mut from, mut factors) = (w.from, w.factors);
         loop {
-            let to = w.to.min((from / RUN + 1) * RUN);
+            let to = run_end(from, w.to);
             // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 16, and row `r` of `acc` 16
             // columns from `c * NV` on; there are MR factors.
             unsafe {

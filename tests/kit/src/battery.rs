@@ -10,7 +10,7 @@ use crate::data::{Data, Rng};
 use crate::guard::{Guarded, Side};
 use half::{bf16, f16};
 use rotile_core::kernel::{
-    ANGLE_PAD, Angles, DecodeScores, DecodeSum, Kernels, Rotation, RowState, Rows, Tier, Turn, WeightedSum,
+    Angles, DecodeScores, DecodeSum, Kernels, Rotation, RowState, Rows, Tier, Turn, WeightedSum,
 };
 use rotile_core::{DType, PairStyle, Slice, SliceMut};
 
@@ -130,7 +130,7 @@ struct Turned {
 
 impl Turned {
     fn new(rng: &mut Rng, turn: Turn, rows: usize, side: Side) -> Self {
-        let padded = turn.pairs.next_multiple_of(ANGLE_PAD);
+        let padded = rotile_core::rotary::padded(turn.pairs);
         // Starts that no vector is aligned to, and a padding whose values must not matter.
         let at: Vec<usize> = (0..rows).rev().map(|r| 1 + r * padded).collect();
         let len = 1 + rows * padded;
