@@ -535,6 +535,18 @@ pub(super) fn angles_avx2(
     }
 }
 
+/// See [`rotile_core::kernel::Kernels::prefetch`].
+pub(super) fn prefetch_avx2(start: *const u8, bytes: usize) {
+    const LINE: usize = 64;
+    let end = start.wrapping_add(bytes);
+    let mut line = start.wrapping_sub(start.addr() % LINE);
+    while line < end {
+        // SAFETY: SSE is part of every x86-64 CPU, and a hint never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        line = line.wrapping_add(LINE);
+    }
+}
+
 /// Rows to be asked for ahead of use. Hints only: nothing is read through it.
 pub(super) struct Ahead<'a> {
     base: *const u8,
@@ -560,17 +572,9 @@ impl<'a> Ahead<'a> {
 
     /// Asks for the cache lines of row `r`, if there is such a row.
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) fn ask(&self, r: usize) {
-        const LINE: usize = 64;
         if r < self.at.len() {
-            let start = self.base.wrapping_add(self.at[r].wrapping_mul(self.size));
-            let end = start.wrapping_add(self.bytes);
-            let mut line = start.wrapping_sub(start.addr() % LINE);
-            while line < end {
-                _mm_prefetch::<_MM_HINT_T0>(line.cast());
-                line = line.wrapping_add(LINE);
-            }
+            prefetch_avx2(self.base.wrapping_add(self.at[r].wrapping_mul(self.size)), self.bytes);
         }
     }
 }

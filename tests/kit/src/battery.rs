@@ -478,6 +478,7 @@ impl Battery {
                     v: &tile,
                     tile_keys,
                     factors: &factors,
+                    fresh: false,
                     acc: &mut acc,
                     acc_stride,
                 };
