@@ -92,12 +92,32 @@ impl<'a> AngleRows<'a> {
         self.last = last.map(|token| (token, row));
     }
 
-    fn fill_row(&mut self, row: usize, token: usize) {
-        if self.turn.pairs == 0 {
-            return;
+    /// True if consecutive tokens have consecutive positions, whose angles add up.
+    pub(crate) fn is_consecutive(&self) -> bool {
+        matches!(self.rotary, Rotary::Table(_)) && !matches!(self.positions, Positions::Explicit(_))
+    }
+
+    /// The angles by which tokens differ from the one `0..rows` before them.
+    pub(crate) fn fill_differences(&mut self, rows: usize) {
+        self.rows = rows;
+        for row in 0..rows {
+            self.at[row] = row * self.padded;
+            self.fill_position(row, 0, row as u32);
         }
-        let at = row * self.padded..(row + 1) * self.padded;
-        let (cos, sin) = (&mut self.cos[at.clone()], &mut self.sin[at]);
+    }
+
+    /// The angles that turn `rows` rows back from `token` to position 0, with amplitude 1.
+    pub(crate) fn fill_back(&mut self, token: usize, rows: usize) {
+        self.rows = rows;
+        self.at[..rows].fill(0);
+        if let Rotary::Table(table) = &mut self.rotary {
+            *table = table.with_attention_factor(1.0);
+        }
+        self.fill_row(0, token);
+        self.sin[..self.padded].iter_mut().for_each(|sin| *sin = -*sin);
+    }
+
+    fn fill_row(&mut self, row: usize, token: usize) {
         let index = self.index + token as i64;
         let position = match self.positions {
             // In a prepared call, only rows that see no key can have a position out of range.
@@ -105,6 +125,15 @@ impl<'a> AngleRows<'a> {
             Positions::Start(start) => start.saturating_add(token as u32),
             Positions::Explicit(list) => list[token],
         };
+        self.fill_position(row, index, position);
+    }
+
+    fn fill_position(&mut self, row: usize, index: i64, position: u32) {
+        if self.turn.pairs == 0 {
+            return;
+        }
+        let at = row * self.padded..(row + 1) * self.padded;
+        let (cos, sin) = (&mut self.cos[at.clone()], &mut self.sin[at]);
         match self.rotary {
             Rotary::CosSin(given) => {
                 let row = if given.is_by_token() { usize::try_from(index).unwrap_or(0) } else { position as usize };

@@ -513,6 +513,8 @@ impl<'a> Head<'a> {
         let factors = arena.take(rows);
         let scores = arena.take(rows * key_tile);
         let angle_floats = arena.take(plan.angle_floats(key_tile));
+        let back_floats = arena.take(plan.angle_floats(1));
+        let turned = arena.take(if plan.rotates_on_read() { rows * d } else { 0 });
         max.fill(RowState::EMPTY.max);
         sum.fill(RowState::EMPTY.sum);
 
@@ -543,13 +545,32 @@ impl<'a> Head<'a> {
         let end = seen.end.min((split + 1) * tile.split_keys);
         let mut base = seen.start.max(split * tile.split_keys) / key_tile * key_tile;
         let mut angles = self.key_angles(angle_floats);
+        // A key at position p + j is turned by j, and the queries are turned back by p, once per tile: that is 32 rows of
+        // angles for all keys, where a row for each took as long as its scores.
+        let mut back = self.key_angles(back_floats).filter(|_| end > base).filter(AngleRows::is_consecutive);
+        if let (Some(angles), Some(_)) = (&mut angles, &back) {
+            angles.fill_differences(key_tile.min(end - base));
+        }
         let (mut k_at, mut v_at) = ([0; MAX_TILE], [0; MAX_TILE]);
         while base < end {
             let slots = base.max(seen.start)..end.min(base + key_tile);
             let next = slots.end..end.min(slots.end + key_tile);
-            if let Some(angles) = &mut angles {
+            for first in (0..rows).step_by(chunk) {
+                let (Some(back), now) = (&mut back, first..rows.min(first + chunk)) else { break };
+                if first == 0 {
+                    back.fill_back(slots.start, chunk);
+                }
+                for (at, r) in k_at.iter_mut().zip(now.clone()) {
+                    *at = r * d;
+                }
+                let q_rows = Rows { data: Slice::F32(q), at: &k_at[..now.len()], dim: d };
+                // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                unsafe { (kernels.load)(q_rows, back.rotation(), 1.0, &mut turned[now.start * d..now.end * d], d) };
+            }
+            if let (Some(angles), None) = (&mut angles, &back) {
                 angles.fill(slots.clone());
             }
+            let q = if back.is_some() { &turned[..] } else { &q[..] };
             let v_rows = self.v.rows(slots.clone(), &mut v_at);
             let k_rows = self.k.rows(slots.clone(), &mut k_at);
             let stride = key_tile;

@@ -242,6 +242,8 @@ impl Plan {
             rows,
             rows * tile.few_key_tile,
             self.angle_floats(tile.few_key_tile),
+            self.angle_floats(1),
+            if self.rotates_on_read() { rows * d } else { 0 },
         ])
         .max(self.store_workspace())
     }
