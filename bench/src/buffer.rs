@@ -1,0 +1,108 @@
+//! Seeded data at the start of a cache line, as allocators of runtimes place it: a Vec may start in the middle of a line,
+//! and every second vector load would then touch two.
+
+use rotile::{DType, Slice, SliceMut};
+use rotile_testkit::data::{Data, Rng};
+
+/// Bytes that a buffer starts at a multiple of: a page, so that cache sets do not depend on the allocator either.
+const ALIGN: usize = 4096;
+/// Values drawn; longer data repeats them. A prime, so that no two rows of a tensor are the same.
+const DRAWN: usize = 262_139;
+
+/// Elements of one type.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    data: Data,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// `len` values near normal, none of them 0: a kernel over zeros would be timed on luck.
+    pub(crate) fn normal(dtype: DType, len: usize, seed: u64) -> Buffer {
+        let drawn = Rng::new(seed).data(len.min(DRAWN), dtype);
+        let mut buffer = Buffer::zeros(dtype, len);
+        macro_rules! repeat {
+            ($from:expr, $to:expr) => {
+                $to.chunks_mut(DRAWN).for_each(|chunk| chunk.copy_from_slice(&$from[..chunk.len()]))
+            };
+        }
+        match (drawn.as_slice(), buffer.as_slice_mut()) {
+            (Slice::F32(from), SliceMut::F32(to)) => repeat!(from, to),
+            (Slice::F16(from), SliceMut::F16(to)) => repeat!(from, to),
+            (Slice::Bf16(from), SliceMut::Bf16(to)) => repeat!(from, to),
+            _ => unreachable!("both are of one type"),
+        }
+        buffer
+    }
+
+    /// `len` zeros, to be written.
+    pub(crate) fn zeros(dtype: DType, len: usize) -> Buffer {
+        let data = Data::zeros(len + ALIGN / dtype.size(), dtype);
+        let address = match data.as_slice() {
+            Slice::F32(s) => s.as_ptr() as usize,
+            Slice::F16(s) => s.as_ptr() as usize,
+            Slice::Bf16(s) => s.as_ptr() as usize,
+            other => unreachable!("the kit makes no data of type {}", other.dtype()),
+        };
+        let start = (address.next_multiple_of(ALIGN) - address) / dtype.size();
+        Buffer { data, start, len }
+    }
+
+    pub(crate) fn as_slice(&self) -> Slice<'_> {
+        let range = self.start..self.start + self.len;
+        match self.data.as_slice() {
+            Slice::F32(s) => s[range].into(),
+            Slice::F16(s) => s[range].into(),
+            Slice::Bf16(s) => s[range].into(),
+            other => other,
+        }
+    }
+
+    pub(crate) fn as_slice_mut(&mut self) -> SliceMut<'_> {
+        let range = self.start..self.start + self.len;
+        match self.data.as_slice_mut() {
+            SliceMut::F32(s) => (&mut s[range]).into(),
+            SliceMut::F16(s) => (&mut s[range]).into(),
+            SliceMut::Bf16(s) => (&mut s[range]).into(),
+            other => other,
+        }
+    }
+
+    /// The elements, where they are f32.
+    pub(crate) fn f32(&self) -> &[f32] {
+        match &self.data {
+            Data::F32(s) => &s[self.start..self.start + self.len],
+            _ => panic!("a buffer of {}, not of f32", self.data.dtype()),
+        }
+    }
+
+    /// The elements, to write, where they are f32.
+    pub(crate) fn f32_mut(&mut self) -> &mut [f32] {
+        match &mut self.data {
+            Data::F32(s) => &mut s[self.start..self.start + self.len],
+            other => panic!("a buffer of {}, not of f32", other.dtype()),
+        }
+    }
+
+    /// Widened, exactly.
+    pub(crate) fn to_f32(&self) -> Vec<f32> {
+        self.data.to_f32()[self.start..self.start + self.len].to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_start_at_a_page_and_hold_no_zero() {
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let buffer = Buffer::normal(dtype, DRAWN + 100, 7);
+            let values = buffer.to_f32();
+            assert!(values.len() == DRAWN + 100 && values.iter().all(|x| *x != 0.0));
+            assert_eq!(values[DRAWN..], values[..100]);
+        }
+        assert_eq!(Buffer::normal(DType::F32, 10, 7).f32().as_ptr() as usize % ALIGN, 0);
+    }
+}
