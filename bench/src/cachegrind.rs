@@ -161,9 +161,8 @@ fn run(exe: &Path, file: &Path, job: &Job) -> Result<Counts, String> {
 
 /// The inner side: runs the lane so that callgrind counts one call and nothing else.
 pub fn probe(lane: &mut Lane, state: CacheState) {
-    // Takes the workspaces from the allocator and touches their pages.
-    lane.run();
-    // From here on caches are simulated; at first they are empty.
+    // From here on caches are simulated; at first they are empty. A run before would be lost time: fused multiply-adds
+    // are emulated one by one.
     request(Request::Start);
     if state == CacheState::Warm {
         lane.run();

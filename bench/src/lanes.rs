@@ -50,7 +50,37 @@ pub struct Lane {
     out: Buffer,
     v_cache: Buffer,
     table: Vec<f64>,
-    runner: Runner,
+    threads: Threads,
+}
+
+/// What runs the tasks. A serial lane has all its memory from the start, so that its first run is like the others.
+#[derive(Debug)]
+enum Threads {
+    Serial { scratch: Vec<u8>, workspace: Vec<u8> },
+    Many(Runner),
+}
+
+impl Threads {
+    fn run(&mut self, plan: &Plan, mut batch: Batch<'_>) {
+        let result = match self {
+            Threads::Many(runner) => runner.run(plan, &mut batch),
+            Threads::Serial { scratch, workspace } => {
+                plan.prepare(&mut batch, scratch).and_then(|call| call.run(workspace))
+            }
+        };
+        result.expect("a lane's data fits its plan");
+    }
+
+    /// For all of `plans`, in calls over `sequence`.
+    fn new(threads: usize, plans: [&Option<Plan>; 3], sequence: &Sequence<'_>) -> Threads {
+        if threads > 1 {
+            return Threads::Many(Runner::new(threads));
+        }
+        let plans = || plans.into_iter().flatten();
+        let scratch = plans().map(|plan| plan.scratch_len(&[*sequence])).max().unwrap_or(0);
+        let workspace = plans().map(Plan::workspace_len).max().unwrap_or(0);
+        Threads::Serial { scratch: vec![0; scratch], workspace: vec![0; workspace] }
+    }
 }
 
 #[derive(Debug)]
@@ -96,10 +126,17 @@ impl Lane {
             Step::Rotate => (DType::F32, 0),
             _ => (DType::F32, q_size),
         };
+        let work = if way == Way::PlainC { plain(&capabilities, case)? } else { rotile(&capabilities, case)? };
+        let exec = match &work {
+            Work::Rotile { main, rotate_q, rotate_k } => {
+                Threads::new(threads, [main, rotate_q, rotate_k], &Sequence::new(case.q_len(), tokens))
+            }
+            Work::Plain { .. } => Threads::new(1, [&None; 3], &Sequence::new(0, 0)),
+        };
         let copied_keys = copies && matches!(step, Step::Prefill | Step::Append | Step::Rotate);
         Ok(Lane {
             case: *case,
-            work: if way == Way::PlainC { plain(&capabilities, case)? } else { rotile(&capabilities, case)? },
+            work,
             q: Buffer::normal(DType::F32, q_size, 1),
             k: Buffer::normal(kv_dtype, kv_size, 2),
             v: Buffer::normal(kv_dtype, if step == Step::Rotate { 0 } else { kv_size }, 3),
@@ -108,7 +145,7 @@ impl Lane {
             out: Buffer::zeros(out_dtype, out_len),
             v_cache: Buffer::zeros(dtype, if step == Step::Append { kv_size } else { 0 }),
             table,
-            runner: Runner::new(threads),
+            threads: exec,
         })
     }
 
@@ -148,7 +185,7 @@ impl Lane {
         let fits = "shapes of a lane fit its data";
         let shape = |tokens, heads| rotile::Shape { batch: 1, tokens, heads, dim: head_dim };
         let table = RotaryTable::from_storage(&self.table, head_dim / 2, tokens as u32, 1.0).expect("as built");
-        let runner = &mut self.runner;
+        let threads = &mut self.threads;
         let mut pass = |plan: &Option<Plan>, x: &Buffer, out: &mut Buffer, len: usize, heads: usize| {
             let Some(plan) = plan else { return };
             // The last positions, as the queries of a decode step have them.
@@ -157,7 +194,7 @@ impl Lane {
                 x: Tensor::token_major(x.as_slice(), shape(len, heads)).expect(fits),
                 out: TensorMut::token_major(out.as_slice_mut(), shape(len, heads)).expect(fits),
             };
-            runner.run(plan, &mut Batch { operands, sequences: &[sequence] }).expect(fits);
+            threads.run(plan, Batch { operands, sequences: &[sequence] });
         };
         pass(&rotate_q, &self.q, &mut self.q_rotated, q_len, heads_q);
         pass(&rotate_k, &self.k, &mut self.k_rotated, tokens, heads_kv);
@@ -194,7 +231,7 @@ impl Lane {
         if self.case.way != Way::Fused {
             sequence.rotary = None;
         }
-        self.runner.run(&main, &mut Batch { operands, sequences: &[sequence] }).expect(fits);
+        self.threads.run(&main, Batch { operands, sequences: &[sequence] });
     }
 
     fn run_plain(&mut self) {

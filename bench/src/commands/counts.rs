@@ -33,7 +33,7 @@ pub fn counts() -> Result<(), String> {
     let job = |call: &&str| Job {
         case: call.parse::<Case>().expect("a call of this list"),
         profile: COUNTS,
-        state: CacheState::Warm,
+        state: CacheState::Cold,
     };
     let jobs: Vec<Job> = CALLS.iter().map(job).collect();
     let found = count_all(&jobs, |done| eprintln!("counted {done} of {}", CALLS.len()))?;
