@@ -72,32 +72,31 @@ impl Threads {
     }
 
     /// For all of `plans`, in calls over `sequence`.
-    fn new(threads: usize, plans: [&Option<Plan>; 3], sequence: &Sequence<'_>) -> Threads {
+    fn new(threads: usize, plans: &Plans, sequence: &Sequence<'_>) -> Threads {
         if threads > 1 {
             return Threads::Many(Runner::new(threads));
         }
-        let plans = || plans.into_iter().flatten();
+        let plans = || [&plans.main, &plans.rotate_q, &plans.rotate_k].into_iter().flatten();
         let scratch = plans().map(|plan| plan.scratch_len(&[*sequence])).max().unwrap_or(0);
         let workspace = plans().map(Plan::workspace_len).max().unwrap_or(0);
         Threads::Serial { scratch: vec![0; scratch], workspace: vec![0; workspace] }
     }
 }
 
+/// The plans of a lane of this library.
+#[derive(Clone, Copy, Debug, Default)]
+struct Plans {
+    /// The main one; none where the step is the rotary pass itself.
+    main: Option<Plan>,
+    /// Passes over Q and over K before it.
+    rotate_q: Option<Plan>,
+    rotate_k: Option<Plan>,
+}
+
 #[derive(Debug)]
 enum Work {
-    Rotile {
-        /// The main plan; none where the step is the rotary pass itself.
-        main: Option<Plan>,
-        /// Passes over Q and over K before it.
-        rotate_q: Option<Plan>,
-        rotate_k: Option<Plan>,
-    },
-    Plain {
-        code: PlainC,
-        cos: Vec<f32>,
-        sin: Vec<f32>,
-        work: Buffer,
-    },
+    Rotile(Box<Plans>),
+    Plain { code: PlainC, cos: Vec<f32>, sin: Vec<f32>, work: Buffer },
 }
 
 /// Of Llama 3.
@@ -128,10 +127,8 @@ impl Lane {
         };
         let work = if way == Way::PlainC { plain(&capabilities, case)? } else { rotile(&capabilities, case)? };
         let exec = match &work {
-            Work::Rotile { main, rotate_q, rotate_k } => {
-                Threads::new(threads, [main, rotate_q, rotate_k], &Sequence::new(case.q_len(), tokens))
-            }
-            Work::Plain { .. } => Threads::new(1, [&None; 3], &Sequence::new(0, 0)),
+            Work::Rotile(plans) => Threads::new(threads, plans, &Sequence::new(case.q_len(), tokens)),
+            Work::Plain { .. } => Threads::new(1, &Plans::default(), &Sequence::new(0, 0)),
         };
         let copied_keys = copies && matches!(step, Step::Prefill | Step::Append | Step::Rotate);
         Ok(Lane {
@@ -157,7 +154,7 @@ impl Lane {
     /// The plan of the attention or append, or of the rotation of Q; none in plain C.
     pub fn plan(&self) -> Option<&Plan> {
         match &self.work {
-            Work::Rotile { main, rotate_q, .. } => main.as_ref().or(rotate_q.as_ref()),
+            Work::Rotile(plans) => plans.main.as_ref().or(plans.rotate_q.as_ref()),
             Work::Plain { .. } => None,
         }
     }
@@ -173,13 +170,17 @@ impl Lane {
 
     /// Runs once.
     pub fn run(&mut self) {
-        match self.work {
-            Work::Rotile { main, rotate_q, rotate_k } => self.run_rotile(main, rotate_q, rotate_k),
+        match &self.work {
+            Work::Rotile(plans) => {
+                let plans = **plans;
+                self.run_rotile(&plans);
+            }
             Work::Plain { .. } => self.run_plain(),
         }
     }
 
-    fn run_rotile(&mut self, main: Option<Plan>, rotate_q: Option<Plan>, rotate_k: Option<Plan>) {
+    fn run_rotile(&mut self, plans: &Plans) {
+        let Plans { main, rotate_q, rotate_k } = plans;
         let Case { shape: Shape { heads_q, heads_kv, head_dim, tokens, .. }, step, .. } = self.case;
         let q_len = self.case.q_len();
         let fits = "shapes of a lane fit its data";
@@ -196,8 +197,8 @@ impl Lane {
             };
             threads.run(plan, Batch { operands, sequences: &[sequence] });
         };
-        pass(&rotate_q, &self.q, &mut self.q_rotated, q_len, heads_q);
-        pass(&rotate_k, &self.k, &mut self.k_rotated, tokens, heads_kv);
+        pass(rotate_q, &self.q, &mut self.q_rotated, q_len, heads_q);
+        pass(rotate_k, &self.k, &mut self.k_rotated, tokens, heads_kv);
         let Some(main) = main else { return };
         let q = if rotate_q.is_some() { &self.q_rotated } else { &self.q };
         let k = if rotate_k.is_some() { &self.k_rotated } else { &self.k };
@@ -231,7 +232,7 @@ impl Lane {
         if self.case.way != Way::Fused {
             sequence.rotary = None;
         }
-        self.threads.run(&main, Batch { operands, sequences: &[sequence] });
+        self.threads.run(main, Batch { operands, sequences: &[sequence] });
     }
 
     fn run_plain(&mut self) {
@@ -271,7 +272,8 @@ fn rotile(capabilities: &Capabilities, case: &Case) -> Result<Work, String> {
     let mut spec = AttentionSpec::attend(heads_q, heads_kv, head_dim, rotary).with_kv_dtype(dtype);
     match (step, way) {
         (Step::Rotate, Way::Separate) => {
-            return Ok(Work::Rotile { main: None, rotate_q: pass(heads_q)?, rotate_k: pass(heads_kv)? });
+            let plans = Plans { main: None, rotate_q: pass(heads_q)?, rotate_k: pass(heads_kv)? };
+            return Ok(Work::Rotile(Box::new(plans)));
         }
         (Step::Rotate, _) | (Step::DecodeRaw, Way::Separate | Way::PreRotated) => {
             return Err(format!("{case}: this step has no such way"));
@@ -296,11 +298,11 @@ fn rotile(capabilities: &Capabilities, case: &Case) -> Result<Work, String> {
         (spec.k_dtype, spec.v_dtype) = (DType::F32, DType::F32);
     }
     let separate = way == Way::Separate;
-    Ok(Work::Rotile {
+    Ok(Work::Rotile(Box::new(Plans {
         main: Some(plan(&spec)?),
         rotate_q: if separate && step != Step::Append { pass(heads_q)? } else { None },
         rotate_k: if separate && step != Step::Decode { pass(heads_kv)? } else { None },
-    })
+    })))
 }
 
 /// The plain C of a lane, with a table of every cos and sin that it needs.

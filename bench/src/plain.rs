@@ -106,7 +106,11 @@ impl PlainC {
     /// Fails where the C code's fixed arrays or block lengths do not fit.
     pub(crate) fn check(sizes: &Sizes) -> Result<(), String> {
         let Sizes { heads_q, heads_kv, dim, .. } = *sizes;
-        if dim % 16 != 0 || dim > MAX_DIM || heads_q % heads_kv != 0 || heads_q / heads_kv > MAX_GROUP {
+        if !dim.is_multiple_of(16)
+            || dim > MAX_DIM
+            || !heads_q.is_multiple_of(heads_kv)
+            || heads_q / heads_kv > MAX_GROUP
+        {
             return Err(format!(
                 "plain C takes a head_dim that is a multiple of 16 up to {MAX_DIM} and groups of up to {MAX_GROUP} query \
                  heads, not {heads_q}/{heads_kv}x{dim}"
@@ -131,7 +135,7 @@ impl PlainC {
         (token, head): (usize, usize),
     ) {
         let tokens = x.len() / (heads * dim);
-        assert!(x.len() == tokens * heads * dim && dim % 2 == 0 && tokens > 0);
+        assert!(x.len() == tokens * heads * dim && dim.is_multiple_of(2) && tokens > 0);
         assert!(cos.len() >= tokens * dim / 2 && sin.len() >= tokens * dim / 2);
         assert!(y.len() >= (tokens - 1) * token + (heads - 1) * head + dim);
         // SAFETY: every row lies in its slice, as just checked; `y` is borrowed alone, so it overlaps nothing.

@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Commands in the order of the page, and what each shows.
-const SECTIONS: [(&str, &str, &str); 4] = [
+const SECTIONS: [(&str, &str, &str); 5] = [
     ("savings", "What fusing saves", "Misses and bytes of the rotation in the tile against a rotary pass of its own."),
     (
         "roofline",
@@ -20,6 +20,7 @@ const SECTIONS: [(&str, &str, &str); 4] = [
         "Peak arithmetic, bandwidth of each level, and where each kernel stands.",
     ),
     ("scaling", "Scaling", "Time against prompt length and threads."),
+    ("bench", "Lanes", "Fused, separate and plain C over the model shapes: the table of cargo bench."),
     ("peers", "Other runtimes", "The same calls in other libraries, in turn with ours."),
 ];
 
@@ -94,7 +95,7 @@ pub fn page(found: &[Results]) -> String {
     for (command, title, _) in SECTIONS {
         match of(command) {
             Some(_) => _ = write!(out, "<a href=\"#{command}\">{title}</a>"),
-            None => _ = write!(out, "<span>{title}: not run, <code>rotile-bench {command}</code></span> "),
+            None => _ = write!(out, "<span>{title}: not run ({command})</span> "),
         }
     }
     out.push_str("</nav>\n");
@@ -204,8 +205,7 @@ mod tests {
     #[test]
     fn the_page_is_whole_and_needs_nothing_from_outside() {
         let page = page(&[sample("roofline"), sample("savings")]);
-        for want in ["<td>80.25</td>", "Rates &lt;by&gt; shape", "8/2x128", "state of the run", "rotile-bench scaling"]
-        {
+        for want in ["<td>80.25</td>", "Rates &lt;by&gt; shape", "8/2x128", "state of the run", "not run (scaling)"] {
             assert!(page.contains(want), "{want:?} is not in the page");
         }
         assert_eq!((page.matches("<svg").count(), page.matches("<polyline").count()), (4, 4));

@@ -164,7 +164,7 @@ pub(crate) fn bars(titles: Titles<'_>, groups: &[String], series: &[Series]) -> 
     for (i, group) in groups.iter().enumerate() {
         let x = LEFT + (i as f64 + 0.5) * group_width;
         let fits = (group_width / 5.6) as usize;
-        let split = match group.char_indices().filter(|(at, c)| *c == ' ' && *at <= fits).last() {
+        let split = match group.char_indices().rfind(|(at, c)| *c == ' ' && *at <= fits) {
             Some((at, _)) if group.chars().count() > fits => at,
             _ => group.len(),
         };

@@ -46,12 +46,15 @@ impl Context<'_> {
     }
 }
 
+/// A command.
+pub type Run = fn(&mut Context<'_>) -> Result<Results, String>;
+
 /// Runs commands one after the other; after each, its table is printed and the page rebuilt.
 ///
 /// # Errors
 ///
 /// What a command reports.
-pub fn run(args: &Args, commands: &[fn(&mut Context<'_>) -> Result<Results, String>]) -> Result<(), String> {
+pub fn run(args: &Args, commands: &[Run]) -> Result<(), String> {
     if cfg!(debug_assertions) {
         return Err("this build has no optimisation: run it with cargo run --release".into());
     }
