@@ -9,6 +9,31 @@ const ALIGN: usize = 4096;
 /// Values drawn; longer data repeats them. A prime, so that no two rows of a tensor are the same.
 const DRAWN: usize = 262_139;
 
+/// Plain memory at the start of a page.
+#[derive(Debug)]
+pub(crate) struct Aligned<T> {
+    data: Vec<T>,
+    start: usize,
+    len: usize,
+}
+
+impl<T: Copy + Default> Aligned<T> {
+    pub(crate) fn new(len: usize) -> Self {
+        let size = size_of::<T>();
+        let data = vec![T::default(); len + ALIGN / size];
+        let address = data.as_ptr() as usize;
+        Aligned { start: (address.next_multiple_of(ALIGN) - address) / size, data, len }
+    }
+
+    pub(crate) fn get(&self) -> &[T] {
+        &self.data[self.start..self.start + self.len]
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut [T] {
+        &mut self.data[self.start..self.start + self.len]
+    }
+}
+
 /// Elements of one type.
 #[derive(Debug)]
 pub(crate) struct Buffer {
@@ -122,6 +147,7 @@ mod tests {
             let square = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
             assert!((square - 1.0).abs() < 0.02, "{square}");
         }
+        assert_eq!(Aligned::<f64>::new(10).get().as_ptr() as usize % ALIGN, 0);
         assert_eq!(Buffer::normal(DType::F32, 10, 7).f32().as_ptr() as usize % ALIGN, 0);
     }
 }

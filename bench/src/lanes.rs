@@ -1,6 +1,6 @@
 //! One way through one step, with all its data: nothing is allocated while it runs.
 
-use crate::buffer::Buffer;
+use crate::buffer::{Aligned, Buffer};
 use crate::cases::{Case, Shape, Step, Way};
 use crate::plain::{PlainC, Sizes};
 use rotile::rotary::{PairStyle, RotarySpec, RotaryTable};
@@ -49,14 +49,14 @@ pub struct Lane {
     /// The output of an attention, or the cached keys.
     out: Buffer,
     v_cache: Buffer,
-    table: Vec<f64>,
+    table: Aligned<f64>,
     threads: Threads,
 }
 
 /// What runs the tasks. A serial lane has all its memory from the start, so that its first run is like the others.
 #[derive(Debug)]
 enum Threads {
-    Serial { scratch: Vec<u8>, workspace: Vec<u8> },
+    Serial { scratch: Aligned<u8>, workspace: Aligned<u8> },
     Many(Runner),
 }
 
@@ -65,7 +65,7 @@ impl Threads {
         let result = match self {
             Threads::Many(runner) => runner.run(plan, &mut batch),
             Threads::Serial { scratch, workspace } => {
-                plan.prepare(&mut batch, scratch).and_then(|call| call.run(workspace))
+                plan.prepare(&mut batch, scratch.get_mut()).and_then(|call| call.run(workspace.get_mut()))
             }
         };
         result.expect("a lane's data fits its plan");
@@ -79,7 +79,7 @@ impl Threads {
         let plans = || [&plans.main, &plans.rotate_q, &plans.rotate_k].into_iter().flatten();
         let scratch = plans().map(|plan| plan.scratch_len(&[*sequence])).max().unwrap_or(0);
         let workspace = plans().map(Plan::workspace_len).max().unwrap_or(0);
-        Threads::Serial { scratch: vec![0; scratch], workspace: vec![0; workspace] }
+        Threads::Serial { scratch: Aligned::new(scratch), workspace: Aligned::new(workspace) }
     }
 }
 
@@ -113,9 +113,9 @@ impl Lane {
         let mut capabilities = *capabilities;
         capabilities.threads = threads;
         let storage = RotaryTable::storage_len(head_dim / 2, tokens as u32).map_err(|e| format!("{case}: {e}"))?;
-        let mut table = vec![0.0; storage];
+        let mut table = Aligned::new(storage);
         let inv_freq: Vec<f64> = (0..head_dim / 2).map(|i| BASE.powf(-2.0 * i as f64 / head_dim as f64)).collect();
-        RotaryTable::build(&inv_freq, 1.0, tokens as u32, &mut table).map_err(|e| format!("{case}: {e}"))?;
+        RotaryTable::build(&inv_freq, 1.0, tokens as u32, table.get_mut()).map_err(|e| format!("{case}: {e}"))?;
         let (q_size, kv_size) = (case.q_len() * heads_q * head_dim, tokens * heads_kv * head_dim);
         // New keys and values are f32 whatever the cache holds.
         let kv_dtype = if matches!(step, Step::Append | Step::Rotate) { DType::F32 } else { dtype };
@@ -185,7 +185,7 @@ impl Lane {
         let q_len = self.case.q_len();
         let fits = "shapes of a lane fit its data";
         let shape = |tokens, heads| rotile::Shape { batch: 1, tokens, heads, dim: head_dim };
-        let table = RotaryTable::from_storage(&self.table, head_dim / 2, tokens as u32, 1.0).expect("as built");
+        let table = RotaryTable::from_storage(self.table.get(), head_dim / 2, tokens as u32, 1.0).expect("as built");
         let threads = &mut self.threads;
         let mut pass = |plan: &Option<Plan>, x: &Buffer, out: &mut Buffer, len: usize, heads: usize| {
             let Some(plan) = plan else { return };
