@@ -12,7 +12,7 @@
 #define FN(name) PASTE(rotile_plain_##name, ISA)
 
 enum {
-    ROWS = 4,      /* query rows of a register tile */
+    ROWS = 4,      /* query rows of a register tile: product() names each */
     COLS = 16,     /* columns of a register tile */
     BLOCK = 64,    /* query rows, and keys, of a cache block */
     MAX_DIM = 256,
@@ -67,17 +67,34 @@ static inline float exponential(float x)
     return p * power.f;
 }
 
-/* acc[r][j] += sum over i < n of a[r][i] * b[i][j] */
+/* acc[r][j] += sum over i < n of a[r][i] * b[i][j]. ROWS arrays by name: one array of two dimensions GCC keeps in memory, at a
+ * sixth of the speed. */
 static inline void product(float acc[ROWS][COLS], const float *restrict a, size_t a_row, const float *restrict b,
                            size_t b_row, size_t n)
 {
-    float sum[ROWS][COLS];
-    memcpy(sum, acc, sizeof sum);
-    for (size_t i = 0; i < n; i++)
-        for (int r = 0; r < ROWS; r++)
-            for (int j = 0; j < COLS; j++)
-                sum[r][j] += a[r * a_row + i] * b[i * b_row + j];
-    memcpy(acc, sum, sizeof sum);
+    float s0[COLS], s1[COLS], s2[COLS], s3[COLS];
+    for (int j = 0; j < COLS; j++) {
+        s0[j] = acc[0][j];
+        s1[j] = acc[1][j];
+        s2[j] = acc[2][j];
+        s3[j] = acc[3][j];
+    }
+    for (size_t i = 0; i < n; i++) {
+        const float *restrict row = b + i * b_row;
+        float a0 = a[i], a1 = a[a_row + i], a2 = a[2 * a_row + i], a3 = a[3 * a_row + i];
+        for (int j = 0; j < COLS; j++) {
+            s0[j] += a0 * row[j];
+            s1[j] += a1 * row[j];
+            s2[j] += a2 * row[j];
+            s3[j] += a3 * row[j];
+        }
+    }
+    for (int j = 0; j < COLS; j++) {
+        acc[0][j] = s0[j];
+        acc[1][j] = s1[j];
+        acc[2][j] = s2[j];
+        acc[3][j] = s3[j];
+    }
 }
 
 /* Scores of one row to weights; returns the factor for what was accumulated before. */

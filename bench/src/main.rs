@@ -23,7 +23,8 @@ fn run(args: &Args) -> Result<(), String> {
         Command::Savings => commands::run(args, &[commands::savings])?,
         Command::Roofline => commands::run(args, &[commands::roofline])?,
         Command::Scaling => commands::run(args, &[commands::scaling])?,
-        Command::Peers => commands::run(args, &[commands::peers])?,
+        Command::Peers if commands::one_thread()? => commands::run(args, &[commands::peers])?,
+        Command::Peers => {}
         Command::All => commands::run(args, &[commands::savings, commands::roofline, commands::scaling])?,
     }
     Ok(())

@@ -7,7 +7,7 @@ mod savings;
 mod scaling;
 
 pub use counts::counts;
-pub use peers::peers;
+pub use peers::{one_thread, peers};
 pub use roofline::roofline;
 pub use savings::savings;
 pub use scaling::scaling;
