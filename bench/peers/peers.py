@@ -76,8 +76,9 @@ class OnnxRuntime:
             "query": pack(q),
             "key": pack(k),
             "value": pack(v),
-            "past_key": k[:, :, : tokens - new],
-            "past_value": v[:, :, : tokens - new],
+            # Past and present share one buffer of all tokens, or each step would copy the cache.
+            "past_key": k if decode else k[:, :, :0],
+            "past_value": v if decode else v[:, :, :0],
             "seqlens_k": np.array([tokens - 1], dtype=np.int32),
             "total": np.array(tokens, dtype=np.int32),
             "cos": np.cos(angles).astype(np.float32),
@@ -110,25 +111,13 @@ class OnnxRuntime:
         binding = session.io_binding()
         place = lambda x: self.ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(x))
         values = {name: place(x) for name, x in feeds.items()}
-        if decode:
-            # Past and present share one buffer, or each step would copy the cache.
-            for past, present, x in (("past_key", "present_key", k), ("past_value", "present_value", v)):
-                values[past] = place(x)
-                binding.bind_ortvalue_output(present, values[past])
-        else:
-            binding.bind_output("present_key")
-            binding.bind_output("present_value")
-        if decode:
-            for info in model.graph.input:
-                if info.name in ("past_key", "past_value"):
-                    info.type.tensor_type.shape.dim[2].dim_value = tokens
-            session = self.ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-            again = session.io_binding()
-            again.bind_ortvalue_output("present_key", values["past_key"])
-            again.bind_ortvalue_output("present_value", values["past_value"])
-            binding = again
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
+        for part in ("key", "value"):
+            if decode:
+                binding.bind_ortvalue_output(f"present_{part}", values[f"past_{part}"])
+            else:
+                binding.bind_output(f"present_{part}")
         binding.bind_output("out")
         return lambda: session.run_with_iobinding(binding)
 
@@ -150,7 +139,9 @@ class OpenVino:
         def rope(x):
             low, high = op.split(x, op.constant(3), 2).outputs()
             c, s = op.constant(cos), op.constant(sin)
-            return op.concat([low * c - high * s, high * c + low * s], 3)
+            turned_low = op.subtract(op.multiply(low, c), op.multiply(high, s))
+            turned_high = op.add(op.multiply(high, c), op.multiply(low, s))
+            return op.concat([turned_low, turned_high], 3)
 
         def spread(x):
             # Every key head for each query head of its group.
