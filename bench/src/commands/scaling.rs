@@ -103,7 +103,7 @@ fn threads(context: &mut Context<'_>, results: &mut Results) -> Result<(), Strin
     );
     let shape = |heads_q, heads_kv, tokens| Shape::new(heads_q, heads_kv, 128, tokens);
     let cases = [
-        Case::new(Step::Prefill, shape(8, 2, if quick { 1024 } else { 4096 }), Way::Fused),
+        Case::new(Step::Prefill, shape(8, 2, if quick { 1024 } else { 2048 }), Way::Fused),
         Case::new(Step::Prefill, shape(32, 8, 512), Way::Fused),
         Case::new(Step::Decode, shape(32, 8, 4096), Way::Fused),
     ];
