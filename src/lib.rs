@@ -51,7 +51,11 @@ pub use rotile_core::*;
 #[cfg(feature = "std")]
 mod host;
 #[cfg(feature = "std")]
-pub use host::{Runner, Threads};
+mod threads;
+#[cfg(feature = "rayon")]
+pub use threads::Rayon;
+#[cfg(feature = "std")]
+pub use threads::{Pool, Runner, Threads};
 
 use rotile_core::kernel::FpControl;
 

@@ -1,6 +1,6 @@
 //! What may not change bits: threads, task order, batch-mates, layout; and, in the tile path, chunking.
 
-use rotile::{Batch, Keys, Operands, Runner, Sequence, Shape, Tensor, TensorMut};
+use rotile::Keys;
 use rotile_testkit::data::Data;
 use rotile_testkit::draw::Want;
 use rotile_testkit::guard::Side;
@@ -102,32 +102,4 @@ fn single_steps_of_the_portable_tier_change_no_bits() {
     let whole = bits(&run(&problem, &tier, &how).out[0]);
     let steps: Vec<u32> = (0..300).flat_map(|i| bits(&run(&chunk(&problem, i..i + 1), &tier, &how).out[0])).collect();
     assert_eq!(steps, whole);
-}
-
-#[test]
-fn threads_that_run_tasks_change_no_bits() {
-    let (heads_q, heads_kv, dim, tokens) = (8, 2, 32, 300);
-    let problem = Want { rotation: None, ..Want::new(heads_q, heads_kv, dim) }.with(tokens, tokens).build(5);
-    let s = &problem.sequences[0];
-    let shape = |heads| Shape { batch: 1, tokens, heads, dim };
-    let mut results = Vec::new();
-    for threads in [1, 2, 3, 16] {
-        let mut spec = rotile::AttentionSpec::attend(heads_q, heads_kv, dim, rotile::rotary::RotarySpec::none());
-        spec.mask = rotile::Mask::CAUSAL;
-        let mut capabilities = rotile::capabilities().unwrap();
-        capabilities.threads = threads;
-        let plan = rotile::Plan::new(&capabilities, &spec).unwrap();
-        let mut out = vec![f32::NAN; tokens * heads_q * dim];
-        let operands = Operands::Attend {
-            q: Tensor::token_major(s.q.as_slice(), shape(heads_q)).unwrap(),
-            k: Tensor::token_major(s.k.as_slice(), shape(heads_kv)).unwrap(),
-            v: Tensor::token_major(s.v.as_slice(), shape(heads_kv)).unwrap(),
-            out: TensorMut::token_major(&mut out[..], shape(heads_q)).unwrap(),
-            lse: None,
-        };
-        let sequences = [Sequence::new(tokens, tokens)];
-        Runner::new(threads).run(&plan, &mut Batch { operands, sequences: &sequences }).unwrap();
-        results.push(out.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
-    }
-    assert!(results.iter().all(|r| *r == results[0]));
 }

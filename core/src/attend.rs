@@ -80,7 +80,7 @@ impl<'a> Call<'a> {
     pub(crate) unsafe fn attend_task(&self, sequence: usize, task: usize, workspace: &mut [u8]) {
         let s = &self.sequences[sequence];
         let per_head = self.blocks(s);
-        let (head, part) = (task / per_head, task % per_head);
+        let (head, part) = self.head_and_part(per_head, task);
         if self.stores_in_attend && s.new_len > 0 {
             // SAFETY: no other task touches this head's span of the cache (`Plan::can_store_in_attend`).
             unsafe { self.store_rows(s, head, 0..s.new_len, workspace) };

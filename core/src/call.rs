@@ -369,7 +369,7 @@ impl Plan {
         let rows = |s: &Sequence<'_>| s.q_len.saturating_mul(self.spec.heads_q);
         let all = sequences.iter().map(rows).fold(0, usize::saturating_add);
         let mr = self.tile.mr;
-        (all / (4 * self.threads)).next_multiple_of(mr).clamp(16 * mr, self.tile.block_rows)
+        (all / (4 * self.threads) / mr * mr).clamp(16 * mr, self.tile.block_rows)
     }
 
     /// True if each new key is attended to by one task alone, and no other task reads near it.
@@ -623,6 +623,11 @@ fn carve(scratch: &mut [u8], n: usize) -> ([&mut [u64]; 4], *mut f32) {
     ([a, b, c, d], rest.as_mut_ptr().cast())
 }
 
+/// Reading an element of a cache takes as long as this many multiply-adds with it (one row at 16 GB/s and 50 GFLOP/s).
+const STREAMED: u64 = 6;
+/// Rotating and packing an element of a key takes as long as this many.
+const PACKED: u64 = 16;
+
 /// Restores the floating-point state when a task ends, however it ends.
 struct FpGuard(&'static FpControl, u64);
 
@@ -673,9 +678,7 @@ impl<'a> Call<'a> {
             self.workspace_len
         );
         let _fp = FpGuard::enter(self.plan.tier.fp());
-        let starts = self.starts[phase];
-        let sequence = starts.partition_point(|&start| start <= task as u64) - 1;
-        let task = task - starts[sequence] as usize;
+        let (sequence, task) = self.locate(phase, task);
         // SAFETY: the caller runs each task once and the phases in order, so what this task writes (rows of its own
         // head and tokens, or its own partial result) nobody else touches meanwhile.
         unsafe {
@@ -686,6 +689,53 @@ impl<'a> Call<'a> {
                 Work::Merge => self.merge_task(sequence, task),
             }
         }
+    }
+
+    /// About how long a task takes, in multiply-adds: for schedulers, which should start long ones first.
+    ///
+    /// # Panics
+    ///
+    /// If `phase` or `task` do not exist.
+    pub fn task_cost(&self, phase: usize, task: usize) -> u64 {
+        assert!(phase < self.phase_count && task < self.tasks(phase), "no task {task} in phase {phase}");
+        let spec = &self.plan.spec;
+        let (sequence, task) = self.locate(phase, task);
+        let s = &self.sequences[sequence];
+        let (elements, rows) = ((spec.head_dim_qk + spec.head_dim_v) as u64, (s.q_len * spec.group()) as u64);
+        match self.phases[phase].0 {
+            Work::Rotate => STORE_TOKENS.min(s.q_len) as u64 * spec.head_dim_qk as u64,
+            Work::Store => STORE_TOKENS.min(s.new_len) as u64 * elements,
+            Work::Merge => self.blocks(s) as u64 * rows * elements,
+            Work::Attend if self.plan.is_few(s.q_len) => {
+                let (split, keys) = (self.head_and_part(self.blocks(s), task).1, self.plan.tile.split_keys);
+                let seen = self.plan.block_visible(s, 0..s.q_len);
+                let keys = seen.end.min((split + 1) * keys).saturating_sub(seen.start.max(split * keys));
+                (rows + STREAMED) * elements * keys as u64
+            }
+            Work::Attend => {
+                let rows = self.block(s, self.head_and_part(self.blocks(s), task).1);
+                let group = spec.group();
+                let tokens = rows.start / group..(rows.end - 1) / group + 1;
+                let seen = |token| self.plan.visible(s, token).len() as u64;
+                let mean = (seen(tokens.start) + seen(tokens.end - 1)) / 2;
+                let packed = self.plan.block_visible(s, tokens).len() as u64;
+                elements * (rows.len() as u64 * mean + PACKED * packed)
+            }
+        }
+    }
+
+    /// The key head of an attention task, and which of its `per_head` parts. One thread stays with the keys of a head; many
+    /// begin with the longest parts of all heads, so that short ones fill the end.
+    pub(crate) fn head_and_part(&self, per_head: usize, task: usize) -> (usize, usize) {
+        let heads = self.plan.spec.heads_kv;
+        if self.plan.threads > 1 { (task % heads, task / heads) } else { (task / per_head, task % per_head) }
+    }
+
+    /// The sequence of a task, and its number there.
+    fn locate(&self, phase: usize, task: usize) -> (usize, usize) {
+        let starts = self.starts[phase];
+        let sequence = starts.partition_point(|&start| start <= task as u64) - 1;
+        (sequence, task - starts[sequence] as usize)
     }
 
     /// Flattened query rows of block `block` of a sequence, the last block first: in causal attention it is the
