@@ -163,8 +163,8 @@ fn costs(
 #[test]
 fn many_threads_stay_busy() {
     let mixed: Vec<(usize, usize)> = [(1, 4096); 8].into_iter().chain([(2048, 2048)]).chain([(1, 1000); 8]).collect();
-    let shapes: [(&str, (usize, usize, usize), Operation, &[(usize, usize)]); 6] = [
-        ("prefill 32/8x128, 512", (32, 8, 128), Operation::Attend, &[(512, 512)]),
+    let shapes = [
+        ("prefill 32/8x128, 512", (32, 8, 128), Operation::Attend, &[(512, 512)][..]),
         ("prefill 32/8x128, 2048", (32, 8, 128), Operation::Attend, &[(2048, 2048)]),
         ("prefill 8/2x128, 2048", (8, 2, 128), Operation::Attend, &[(2048, 2048)]),
         ("decode 32/8x128, 4096", (32, 8, 128), Operation::AttendCached, &[(1, 4096)]),
