@@ -13,15 +13,19 @@ use rotile_testkit::data::{Data, Rng};
 ///
 /// A message that says which pin can't be honoured.
 pub fn pinned() -> Result<Capabilities, String> {
-    let pins: Vec<TierName> = [(cfg!(feature = "avx2"), TierName::Avx2), (cfg!(feature = "neon"), TierName::Neon)]
-        .into_iter()
-        .filter_map(|(on, tier)| on.then_some(tier))
-        .collect();
+    let pins = [
+        (cfg!(feature = "avx2"), TierName::Avx2),
+        (cfg!(feature = "avx512"), TierName::Avx512),
+        (cfg!(feature = "neon"), TierName::Neon),
+    ];
+    let pins: Vec<TierName> = pins.into_iter().filter_map(|(on, tier)| on.then_some(tier)).collect();
     let capabilities = rotile::capabilities().map_err(|e| e.to_string())?;
     let capabilities = match pins[..] {
         [] => capabilities,
         [tier] => capabilities.require(tier),
-        _ => return Err(format!("two tiers are pinned at once ({pins:?}): give one of the features avx2, neon")),
+        _ => {
+            return Err(format!("two tiers are pinned at once ({pins:?}): give one of avx2, avx512, neon"));
+        }
     };
     match capabilities.tier() {
         Ok(_) => Ok(capabilities),

@@ -53,7 +53,7 @@ pub fn fma_peak(tier: rotile::TierName) -> Option<(f64, f64)> {
 
 #[cfg(target_arch = "x86_64")]
 fn fma_loop(tier: rotile::TierName, steps: usize) -> Option<f64> {
-    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps};
+    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps, _mm512_fmadd_ps, _mm512_set1_ps};
 
     #[target_feature(enable = "avx2,fma")]
     fn avx2(steps: usize) -> f64 {
@@ -68,11 +68,28 @@ fn fma_loop(tier: rotile::TierName, steps: usize) -> Option<f64> {
         (steps * 12 * 16) as f64
     }
 
-    if tier != rotile::TierName::Avx2 || !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
-        return None;
+    #[target_feature(enable = "avx512f")]
+    fn avx512(steps: usize) -> f64 {
+        let (a, b) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(0.001)));
+        let mut acc = [_mm512_set1_ps(1.0); 12];
+        for _ in 0..steps {
+            for x in &mut acc {
+                *x = _mm512_fmadd_ps(*x, a, b);
+            }
+        }
+        black_box(acc);
+        (steps * 12 * 32) as f64
     }
-    // SAFETY: the features were just detected.
-    Some(unsafe { avx2(steps) })
+
+    match tier {
+        // SAFETY: the features were just detected.
+        rotile::TierName::Avx2 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") => unsafe {
+            Some(avx2(steps))
+        },
+        // SAFETY: as above.
+        rotile::TierName::Avx512 if is_x86_feature_detected!("avx512f") => unsafe { Some(avx512(steps)) },
+        _ => None,
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
