@@ -1,219 +1,332 @@
-//! Model shapes and the two ways through one attention call: rotation in the tile, or as a pass of its own before it.
+//! One way through one step, with all its data: nothing is allocated while it runs.
 
+use crate::buffer::{Aligned, Buffer};
+use crate::cases::{Case, Shape, Step, Way};
+use crate::plain::{PlainC, Sizes};
 use rotile::rotary::{PairStyle, RotarySpec, RotaryTable};
 use rotile::{
-    AttentionSpec, Batch, Capabilities, DType, Error, Keys, Operands, Operation, Plan, Runner, Sequence, Tensor,
-    TensorMut, TierName,
+    AttentionSpec, Batch, Capabilities, DType, Keys, Operands, Operation, Plan, Runner, Sequence, Tensor, TensorMut,
+    TierName,
 };
-use rotile_testkit::data::{Data, Rng};
 
-/// The capabilities of this machine, or of the tier that a feature of this crate pins.
+/// The capabilities of this machine, or of the tier that `--tier` or a feature of this crate pins.
 ///
 /// # Errors
 ///
 /// A message that says which pin can't be honoured.
-pub fn pinned() -> Result<Capabilities, String> {
-    let pins = [
+pub fn pinned(wanted: Option<TierName>) -> Result<Capabilities, String> {
+    let features = [
         (cfg!(feature = "avx2"), TierName::Avx2),
         (cfg!(feature = "avx512"), TierName::Avx512),
         (cfg!(feature = "neon"), TierName::Neon),
     ];
-    let pins: Vec<TierName> = pins.into_iter().filter_map(|(on, tier)| on.then_some(tier)).collect();
+    let mut pins: Vec<TierName> = features.into_iter().filter_map(|(on, tier)| on.then_some(tier)).collect();
+    if let Some(tier) = wanted
+        && !pins.contains(&tier)
+    {
+        pins.push(tier);
+    }
     let capabilities = rotile::capabilities().map_err(|e| e.to_string())?;
     let capabilities = match pins[..] {
         [] => capabilities,
         [tier] => capabilities.require(tier),
         _ => {
-            return Err(format!("two tiers are pinned at once ({pins:?}): give one of avx2, avx512, neon"));
+            return Err(format!("two tiers are pinned at once ({pins:?}): give one feature of rotile-bench or --tier"));
         }
     };
     match capabilities.tier() {
         Ok(_) => Ok(capabilities),
-        Err(error) => Err(format!("{error}; run without that feature to bench the best tier here")),
+        Err(error) => Err(format!("{error}; run without that pin to bench the best tier here")),
     }
 }
 
-/// A layer of a model at one step.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Model and numbers, for the table.
-    pub name: &'static str,
-    /// Query heads.
-    pub heads_q: usize,
-    /// Key heads.
-    pub heads_kv: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Prompt tokens, or cached positions.
-    pub tokens: usize,
-}
-
-impl Shape {
-    const fn new(name: &'static str, heads_q: usize, heads_kv: usize, head_dim: usize, tokens: usize) -> Self {
-        Shape { name, heads_q, heads_kv, head_dim, tokens }
-    }
-
-    /// Useful FLOPs: 4 head_dim for each visible (query, key) pair and query head.
-    pub fn flops(&self, step: Step) -> f64 {
-        let pairs = match step {
-            Step::Prefill => self.tokens as f64 * (self.tokens as f64 + 1.0) / 2.0,
-            Step::Decode(_) => self.tokens as f64,
-        };
-        4.0 * self.head_dim as f64 * self.heads_q as f64 * pairs
-    }
-}
-
-/// Prompts: causal attention over all tokens, f32.
-pub const PREFILL: [Shape; 5] = [
-    Shape::new("Llama-3-8B 32/8x128, 128 tokens", 32, 8, 128, 128),
-    Shape::new("Llama-3-8B 32/8x128, 512 tokens", 32, 8, 128, 512),
-    Shape::new("Llama-3-8B 32/8x128, 2048 tokens", 32, 8, 128, 2048),
-    Shape::new("Llama-2-7B 32/32x128, 512 tokens", 32, 32, 128, 512),
-    Shape::new("Qwen2.5-0.5B 14/2x64, 512 tokens", 14, 2, 64, 512),
-];
-
-/// One token over a cache.
-pub const DECODE: [Shape; 3] = [
-    Shape::new("Llama-3-8B 32/8x128, 4096 cached", 32, 8, 128, 4096),
-    Shape::new("Llama-2-7B 32/32x128, 4096 cached", 32, 32, 128, 4096),
-    Shape::new("Qwen2.5-0.5B 14/2x64, 2048 cached", 14, 2, 64, 2048),
-];
-
-/// Which step of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// All tokens of a prompt at once.
-    Prefill,
-    /// One token over a cache whose keys are as said.
-    Decode(Keys),
-}
-
-/// One way through a call, with all its data: nothing is allocated while it is timed.
+/// A prepared way through a step.
+#[derive(Debug)]
 pub struct Lane {
-    shape: Shape,
-    attend: Plan,
-    /// The separate rotary passes over Q and over K.
-    rotate: Option<(Plan, Plan)>,
-    decode: bool,
-    q: Data,
-    k: Data,
-    v: Data,
-    q_rotated: Vec<f32>,
-    k_rotated: Vec<f32>,
-    out: Vec<f32>,
-    table: Vec<f64>,
-    runner: Runner,
+    case: Case,
+    work: Work,
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    q_rotated: Buffer,
+    k_rotated: Buffer,
+    /// The output of an attention, or the cached keys.
+    out: Buffer,
+    v_cache: Buffer,
+    table: Aligned<f64>,
+    threads: Threads,
 }
+
+/// What runs the tasks. A serial lane has all its memory from the start, so that its first run is like the others.
+#[derive(Debug)]
+enum Threads {
+    Serial { scratch: Aligned<u8>, workspace: Aligned<u8> },
+    Many(Runner),
+}
+
+impl Threads {
+    fn run(&mut self, plan: &Plan, mut batch: Batch<'_>) {
+        let result = match self {
+            Threads::Many(runner) => runner.run(plan, &mut batch),
+            Threads::Serial { scratch, workspace } => {
+                plan.prepare(&mut batch, scratch.get_mut()).and_then(|call| call.run(workspace.get_mut()))
+            }
+        };
+        result.expect("a lane's data fits its plan");
+    }
+
+    /// For all of `plans`, in calls over `sequence`.
+    fn new(threads: usize, plans: &Plans, sequence: &Sequence<'_>) -> Threads {
+        if threads > 1 {
+            return Threads::Many(Runner::new(threads));
+        }
+        let plans = || [&plans.main, &plans.rotate_q, &plans.rotate_k].into_iter().flatten();
+        let scratch = plans().map(|plan| plan.scratch_len(&[*sequence])).max().unwrap_or(0);
+        let workspace = plans().map(Plan::workspace_len).max().unwrap_or(0);
+        Threads::Serial { scratch: Aligned::new(scratch), workspace: Aligned::new(workspace) }
+    }
+}
+
+/// The plans of a lane of this library.
+#[derive(Clone, Copy, Debug, Default)]
+struct Plans {
+    /// The main one; none where the step is the rotary pass itself.
+    main: Option<Plan>,
+    /// Passes over Q and over K before it.
+    rotate_q: Option<Plan>,
+    rotate_k: Option<Plan>,
+}
+
+#[derive(Debug)]
+enum Work {
+    Rotile(Box<Plans>),
+    Plain { code: PlainC, cos: Vec<f32>, sin: Vec<f32>, work: Buffer },
+}
+
+/// Of Llama 3.
+const BASE: f64 = 500_000.0;
 
 impl Lane {
-    /// A lane over seeded data. `fused` rotates in the tile; otherwise a pass of its own rotates Q (and, in prefill, K)
-    /// into memory first, and the same attention kernels take them as they are.
+    /// A lane over seeded data.
     ///
     /// # Errors
     ///
-    /// What planning reports.
-    pub fn new(
-        capabilities: &Capabilities,
-        shape: Shape,
-        step: Step,
-        dtype: DType,
-        fused: bool,
-    ) -> Result<Lane, Error> {
-        let Shape { heads_q, heads_kv, head_dim, tokens, .. } = shape;
-        let rotary = RotarySpec::full(PairStyle::Half);
-        let mut spec = AttentionSpec::attend(heads_q, heads_kv, head_dim, rotary).with_kv_dtype(dtype);
-        spec.keys = match step {
-            Step::Prefill => Keys::Raw,
-            Step::Decode(keys) => keys,
+    /// What planning reports, and a way that the step does not have.
+    pub fn new(capabilities: &Capabilities, case: &Case, threads: usize) -> Result<Lane, String> {
+        let Case { shape: Shape { heads_q, heads_kv, head_dim, tokens, .. }, step, dtype, way } = *case;
+        let mut capabilities = *capabilities;
+        capabilities.threads = threads;
+        let storage = RotaryTable::storage_len(head_dim / 2, tokens as u32).map_err(|e| format!("{case}: {e}"))?;
+        let mut table = Aligned::new(storage);
+        let inv_freq: Vec<f64> = (0..head_dim / 2).map(|i| BASE.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+        RotaryTable::build(&inv_freq, 1.0, tokens as u32, table.get_mut()).map_err(|e| format!("{case}: {e}"))?;
+        let (q_size, kv_size) = (case.q_len() * heads_q * head_dim, tokens * heads_kv * head_dim);
+        // New keys and values are f32 whatever the cache holds.
+        let kv_dtype = if matches!(step, Step::Append | Step::Rotate) { DType::F32 } else { dtype };
+        let copies = way == Way::Separate || step == Step::Rotate || way == Way::PlainC;
+        let (out_dtype, out_len) = match step {
+            Step::Append => (dtype, kv_size),
+            Step::Rotate => (DType::F32, 0),
+            _ => (DType::F32, q_size),
         };
-        if !fused {
-            spec.rotate_q = false;
-            spec.keys = Keys::Rotated;
-        }
-        let decode = step != Step::Prefill;
-        if decode {
-            spec.operation = Operation::AttendCached;
-        }
-        let rotate = match fused {
-            true => None,
-            false => Some((
-                Plan::new(capabilities, &AttentionSpec::rotate(heads_q, head_dim, rotary))?,
-                Plan::new(capabilities, &AttentionSpec::rotate(heads_kv, head_dim, rotary))?,
-            )),
+        let work = if way == Way::PlainC { plain(&capabilities, case)? } else { rotile(&capabilities, case)? };
+        let exec = match &work {
+            Work::Rotile(plans) => Threads::new(threads, plans, &Sequence::new(case.q_len(), tokens)),
+            Work::Plain { .. } => Threads::new(1, &Plans::default(), &Sequence::new(0, 0)),
         };
-        let inv_freq: Vec<f64> =
-            (0..head_dim / 2).map(|i| 500_000f64.powf(-2.0 * i as f64 / head_dim as f64)).collect();
-        let positions = tokens as u32 + 1;
-        let mut table = vec![0.0; RotaryTable::storage_len(inv_freq.len(), positions)?];
-        RotaryTable::build(&inv_freq, 1.0, positions, &mut table)?;
-        let q_len = if decode { 1 } else { tokens };
-        let q_size = q_len * heads_q * head_dim;
-        let kv_size = tokens * heads_kv * head_dim;
+        let copied_keys = copies && matches!(step, Step::Prefill | Step::Append | Step::Rotate);
         Ok(Lane {
-            shape,
-            attend: Plan::new(capabilities, &spec)?,
-            rotate,
-            decode,
-            q: data(DType::F32, q_size, 1),
-            k: data(dtype, kv_size, 2),
-            v: data(dtype, kv_size, 3),
-            q_rotated: vec![0.0; if fused { 0 } else { q_size }],
-            k_rotated: vec![0.0; if fused || decode { 0 } else { kv_size }],
-            out: vec![0.0; q_size],
+            case: *case,
+            work,
+            q: Buffer::normal(DType::F32, q_size, 1),
+            k: Buffer::normal(kv_dtype, kv_size, 2),
+            v: Buffer::normal(kv_dtype, if step == Step::Rotate { 0 } else { kv_size }, 3),
+            q_rotated: Buffer::zeros(DType::F32, if copies { q_size } else { 0 }),
+            k_rotated: Buffer::zeros(DType::F32, if copied_keys { kv_size } else { 0 }),
+            out: Buffer::zeros(out_dtype, out_len),
+            v_cache: Buffer::zeros(dtype, if step == Step::Append { kv_size } else { 0 }),
             table,
-            runner: Runner::new(1),
+            threads: exec,
         })
     }
 
-    /// The plan of the attention.
-    pub fn plan(&self) -> &Plan {
-        &self.attend
+    /// What is measured.
+    pub fn case(&self) -> &Case {
+        &self.case
     }
 
-    /// Runs the lane once, on one thread.
+    /// The plan of the attention or append, or of the rotation of Q; none in plain C.
+    pub fn plan(&self) -> Option<&Plan> {
+        match &self.work {
+            Work::Rotile(plans) => plans.main.as_ref().or(plans.rotate_q.as_ref()),
+            Work::Plain { .. } => None,
+        }
+    }
+
+    /// What the last run left: the output, or the cache (keys, then values), or Q and K rotated.
+    pub fn result(&self) -> Vec<f32> {
+        match self.case.step {
+            Step::Append => [self.out.to_f32(), self.v_cache.to_f32()].concat(),
+            Step::Rotate => [self.q_rotated.to_f32(), self.k_rotated.to_f32()].concat(),
+            _ => self.out.to_f32(),
+        }
+    }
+
+    /// Runs once.
     pub fn run(&mut self) {
-        let Shape { heads_q, heads_kv, head_dim, tokens, .. } = self.shape;
-        let q_len = if self.decode { 1 } else { tokens };
-        let table = RotaryTable::from_storage(&self.table, head_dim / 2, tokens as u32 + 1, 1.0).expect("as built");
-        let shape = |tokens, heads| rotile::Shape { batch: 1, tokens, heads, dim: head_dim };
+        match &self.work {
+            Work::Rotile(plans) => {
+                let plans = **plans;
+                self.run_rotile(&plans);
+            }
+            Work::Plain { .. } => self.run_plain(),
+        }
+    }
+
+    fn run_rotile(&mut self, plans: &Plans) {
+        let Plans { main, rotate_q, rotate_k } = plans;
+        let Case { shape: Shape { heads_q, heads_kv, head_dim, tokens, .. }, step, .. } = self.case;
+        let q_len = self.case.q_len();
         let fits = "shapes of a lane fit its data";
-        let sequence = Sequence::new(q_len, tokens).with_rotary(table);
-        if let Some((rotate_q, rotate_k)) = &self.rotate {
-            let mut pass = |plan: &Plan, x: &Data, out: &mut Vec<f32>, len: usize, heads: usize, start: usize| {
-                let mut sequence = Sequence::new(len, 0).with_rotary(table);
-                sequence.q_start = start as i64;
-                let operands = Operands::Rotate {
-                    x: Tensor::token_major(x.as_slice(), shape(len, heads)).expect(fits),
-                    out: TensorMut::token_major(&mut out[..], shape(len, heads)).expect(fits),
-                };
-                self.runner.run(plan, &mut Batch { operands, sequences: &[sequence] }).expect(fits);
+        let shape = |tokens, heads| rotile::Shape { batch: 1, tokens, heads, dim: head_dim };
+        let table = RotaryTable::from_storage(self.table.get(), head_dim / 2, tokens as u32, 1.0).expect("as built");
+        let threads = &mut self.threads;
+        let mut pass = |plan: &Option<Plan>, x: &Buffer, out: &mut Buffer, len: usize, heads: usize| {
+            let Some(plan) = plan else { return };
+            // The last positions, as the queries of a decode step have them.
+            let sequence = Sequence::new(len, tokens).with_rotary(table);
+            let operands = Operands::Rotate {
+                x: Tensor::token_major(x.as_slice(), shape(len, heads)).expect(fits),
+                out: TensorMut::token_major(out.as_slice_mut(), shape(len, heads)).expect(fits),
             };
-            pass(rotate_q, &self.q, &mut self.q_rotated, q_len, heads_q, tokens - q_len);
-            if !self.decode {
-                pass(rotate_k, &self.k, &mut self.k_rotated, tokens, heads_kv, 0);
+            threads.run(plan, Batch { operands, sequences: &[sequence] });
+        };
+        pass(rotate_q, &self.q, &mut self.q_rotated, q_len, heads_q);
+        pass(rotate_k, &self.k, &mut self.k_rotated, tokens, heads_kv);
+        let Some(main) = main else { return };
+        let q = if rotate_q.is_some() { &self.q_rotated } else { &self.q };
+        let k = if rotate_k.is_some() { &self.k_rotated } else { &self.k };
+        fn packed(x: &Buffer, shape: rotile::Shape) -> Tensor<'_> {
+            Tensor::token_major(x.as_slice(), shape).expect("shapes of a lane fit its data")
+        }
+        let q = packed(q, shape(q_len, heads_q));
+        let (new_k, new_v) = (|| packed(k, shape(tokens, heads_kv)), || packed(&self.v, shape(tokens, heads_kv)));
+        let mut sequence = Sequence::new(q_len, tokens).with_rotary(table);
+        // A cache is [head, token, dim]; a projection's output is [token, head, dim].
+        let operands = match step {
+            Step::Append => {
+                sequence = Sequence::step(tokens, tokens).with_rotary(table);
+                let cache = shape(tokens, heads_kv);
+                let k_cache = TensorMut::head_major(self.out.as_slice_mut(), cache).expect(fits);
+                let v_cache = TensorMut::head_major(self.v_cache.as_slice_mut(), cache).expect(fits);
+                Operands::Append { k: new_k(), v: new_v(), k_cache, v_cache }
+            }
+            Step::Decode | Step::DecodeRaw => {
+                let k_cache = Tensor::head_major(k.as_slice(), shape(tokens, heads_kv)).expect(fits);
+                let v_cache = Tensor::head_major(self.v.as_slice(), shape(tokens, heads_kv)).expect(fits);
+                let out = TensorMut::token_major(self.out.as_slice_mut(), shape(1, heads_q)).expect(fits);
+                Operands::AttendCached { q, k_cache, v_cache, out, lse: None }
+            }
+            Step::Prefill | Step::Rotate => {
+                let out = TensorMut::token_major(self.out.as_slice_mut(), shape(q_len, heads_q)).expect(fits);
+                Operands::Attend { q, k: new_k(), v: new_v(), out, lse: None }
+            }
+        };
+        // A table that nothing would use is an error.
+        if self.case.way != Way::Fused {
+            sequence.rotary = None;
+        }
+        self.threads.run(main, Batch { operands, sequences: &[sequence] });
+    }
+
+    fn run_plain(&mut self) {
+        let Work::Plain { code, cos, sin, work } = &mut self.work else { unreachable!("asked before") };
+        let Case { shape: Shape { heads_q, heads_kv, head_dim: dim, tokens, .. }, step, .. } = self.case;
+        let sizes = Sizes { tokens, heads_q, heads_kv, dim };
+        let packed = |heads: usize| (heads * dim, dim);
+        let cache = (dim, tokens * dim);
+        let (q, k, v) = (&self.q, self.k.f32(), &self.v);
+        match step {
+            Step::Append => {
+                code.rope(k, self.out.f32_mut(), (cos, sin), heads_kv, dim, cache);
+                code.store(v.f32(), self.v_cache.f32_mut(), heads_kv, dim, cache);
+            }
+            Step::Decode | Step::DecodeRaw => {
+                code.rope(q.f32(), self.q_rotated.f32_mut(), (cos, sin), heads_q, dim, packed(heads_q));
+                code.decode(&sizes, self.q_rotated.f32(), k, v.f32(), self.out.f32_mut());
+            }
+            Step::Prefill | Step::Rotate => {
+                code.rope(q.f32(), self.q_rotated.f32_mut(), (cos, sin), heads_q, dim, packed(heads_q));
+                code.rope(k, self.k_rotated.f32_mut(), (cos, sin), heads_kv, dim, packed(heads_kv));
+                if step == Step::Prefill {
+                    let (q, k) = (self.q_rotated.f32(), self.k_rotated.f32());
+                    code.prefill(&sizes, q, k, v.f32(), self.out.f32_mut(), work.f32_mut());
+                }
             }
         }
-        let separate = self.rotate.is_some();
-        let q = if separate { (&self.q_rotated[..]).into() } else { self.q.as_slice() };
-        let k = if separate && !self.decode { (&self.k_rotated[..]).into() } else { self.k.as_slice() };
-        let q = Tensor::token_major(q, shape(q_len, heads_q)).expect(fits);
-        // A cache is [head, token, dim]; a projection's output is [token, head, dim].
-        let out = TensorMut::token_major(&mut self.out[..], shape(q_len, heads_q)).expect(fits);
-        let operands = if self.decode {
-            let k_cache = Tensor::head_major(k, shape(tokens, heads_kv)).expect(fits);
-            let v_cache = Tensor::head_major(self.v.as_slice(), shape(tokens, heads_kv)).expect(fits);
-            Operands::AttendCached { q, k_cache, v_cache, out, lse: None }
-        } else {
-            let k = Tensor::token_major(k, shape(tokens, heads_kv)).expect(fits);
-            let v = Tensor::token_major(self.v.as_slice(), shape(tokens, heads_kv)).expect(fits);
-            Operands::Attend { q, k, v, out, lse: None }
-        };
-        let sequence = if separate { Sequence::new(q_len, tokens) } else { sequence };
-        self.runner.run(&self.attend, &mut Batch { operands, sequences: &[sequence] }).expect(fits);
     }
 }
 
-/// Seeded values near normal: a kernel over zeros would be timed on denormals or on luck.
-fn data(dtype: DType, len: usize, seed: u64) -> Data {
-    Data::round(&Rng::new(seed).normal(len), dtype)
+/// The plans of a lane of this library.
+fn rotile(capabilities: &Capabilities, case: &Case) -> Result<Work, String> {
+    let Case { shape: Shape { heads_q, heads_kv, head_dim, .. }, step, dtype, way } = *case;
+    let rotary = RotarySpec::full(PairStyle::Half);
+    let plan = |spec: &AttentionSpec| Plan::new(capabilities, spec).map_err(|e| format!("{case}: {e}"));
+    let pass = |heads: usize| plan(&AttentionSpec::rotate(heads, head_dim, rotary)).map(Some);
+    let mut spec = AttentionSpec::attend(heads_q, heads_kv, head_dim, rotary).with_kv_dtype(dtype);
+    match (step, way) {
+        (Step::Rotate, Way::Separate) => {
+            let plans = Plans { main: None, rotate_q: pass(heads_q)?, rotate_k: pass(heads_kv)? };
+            return Ok(Work::Rotile(Box::new(plans)));
+        }
+        (Step::Rotate, _) | (Step::DecodeRaw, Way::Separate | Way::PreRotated) => {
+            return Err(format!("{case}: this step has no such way"));
+        }
+        _ => {}
+    }
+    spec.operation = match step {
+        Step::Append => Operation::Append,
+        Step::Decode | Step::DecodeRaw => Operation::AttendCached,
+        Step::Prefill | Step::Rotate => Operation::Attend,
+    };
+    // "Raw" keys are rotated by the attention, but not by an append.
+    let fused = way == Way::Fused;
+    spec.keys = match step {
+        Step::Prefill if fused => Keys::Raw,
+        Step::Append if !fused => Keys::Raw,
+        Step::DecodeRaw => Keys::Raw,
+        _ => Keys::Rotated,
+    };
+    spec.rotate_q = fused;
+    if step == Step::Append {
+        (spec.k_dtype, spec.v_dtype) = (DType::F32, DType::F32);
+    }
+    let separate = way == Way::Separate;
+    Ok(Work::Rotile(Box::new(Plans {
+        main: Some(plan(&spec)?),
+        rotate_q: if separate && step != Step::Append { pass(heads_q)? } else { None },
+        rotate_k: if separate && step != Step::Decode { pass(heads_kv)? } else { None },
+    })))
+}
+
+/// The plain C of a lane, with a table of every cos and sin that it needs.
+fn plain(capabilities: &Capabilities, case: &Case) -> Result<Work, String> {
+    let Case { shape: Shape { heads_q, heads_kv, head_dim: dim, tokens, .. }, step, dtype, .. } = *case;
+    if dtype != DType::F32 || step == Step::DecodeRaw {
+        return Err(format!("{case}: the plain C is f32 only, over rotated keys"));
+    }
+    let sizes = Sizes { tokens, heads_q, heads_kv, dim };
+    PlainC::check(&sizes).map_err(|e| format!("{case}: {e}"))?;
+    let positions = if step == Step::Decode { tokens - 1..tokens } else { 0..tokens };
+    let angle = |i: usize| {
+        let (position, pair) = (positions.start + i / (dim / 2), i % (dim / 2));
+        position as f64 * BASE.powf(-2.0 * pair as f64 / dim as f64)
+    };
+    let entries = positions.len() * dim / 2;
+    Ok(Work::Plain {
+        code: PlainC::of(capabilities.tier().map_err(|e| e.to_string())?.name()),
+        cos: (0..entries).map(|i| angle(i).cos() as f32).collect(),
+        sin: (0..entries).map(|i| angle(i).sin() as f32).collect(),
+        work: Buffer::zeros(DType::F32, if step == Step::Prefill { PlainC::work_len(&sizes) } else { 0 }),
+    })
 }

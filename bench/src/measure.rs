@@ -1,98 +1,225 @@
-//! Timing: lanes in turn, so that a machine whose speed drifts treats them alike; and the peak they are held against.
+//! Timing: lanes in turn, so that a machine whose speed drifts treats them alike; the state of the machine meanwhile; and
+//! what a run may do to the caches before it.
 
+use crate::machine;
+use crate::peak::Reader;
+use rotile::TierName;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Times of lanes that were run in turn.
+/// Seconds of repeats, sorted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Times(Vec<f64>);
+
+impl Times {
+    /// Of at least one repeat.
+    pub fn new(mut seconds: Vec<f64>) -> Times {
+        assert!(!seconds.is_empty(), "no repeat was timed");
+        seconds.sort_by(f64::total_cmp);
+        Times(seconds)
+    }
+
+    /// The fastest.
+    pub fn best(&self) -> f64 {
+        self.0[0]
+    }
+
+    /// The one in the middle.
+    pub fn median(&self) -> f64 {
+        self.0[self.0.len() / 2]
+    }
+
+    /// How many.
+    pub fn repeats(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// What the caches hold when a timed call starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheState {
+    /// What the same call left there just before.
+    Warm,
+    /// Nothing of the call's: a buffer larger than the outermost cache was read in between.
+    Cold,
+}
+
+impl CacheState {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CacheState::Warm => "warm",
+            CacheState::Cold => "cold",
+        }
+    }
+}
+
+/// Empties the caches by reading through a buffer of twice the outermost one.
 #[derive(Debug)]
-pub struct Paired {
-    /// Sorted seconds of each lane.
-    pub seconds: Vec<Vec<f64>>,
-}
+pub struct Flush(Vec<u64>);
 
-impl Paired {
-    /// The fastest run of a lane.
-    pub fn best(&self, lane: usize) -> f64 {
-        self.seconds[lane][0]
-    }
-
-    /// The median run of a lane.
-    pub fn median(&self, lane: usize) -> f64 {
-        self.seconds[lane][self.seconds[lane].len() / 2]
+impl Default for Flush {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
-/// Runs the lanes in turn, A B A B ..., after one run of each that is not counted.
-pub fn paired(repeats: usize, lanes: &mut [&mut dyn FnMut()]) -> Paired {
+impl Flush {
+    /// Allocates the buffer.
+    pub fn new() -> Flush {
+        // Written, so that every page is memory of its own and not the one page of zeros.
+        Flush((0..(2 * machine::last_level_bytes() / 8) as u64).collect())
+    }
+
+    /// Reads through it.
+    pub fn run(&self) {
+        black_box(self.0.iter().fold(0u64, |sum, x| sum.wrapping_add(*x)));
+    }
+}
+
+/// How quiet the machine was: times of one small loop, spread over the whole run. It reads from L2, since a busy
+/// neighbour hardly slows a loop of arithmetic alone.
+#[derive(Debug)]
+pub struct State {
+    reader: Reader,
+    buffer: Vec<f32>,
+    seconds: Vec<f64>,
+}
+
+/// Median over best of the state's loop up to which a run counts as quiet.
+const QUIET: f64 = 1.10;
+
+impl State {
+    /// Nothing sampled yet.
+    pub fn new(tier: TierName) -> State {
+        let l2 = machine::caches().get(1).map_or(512 << 10, |cache| cache.bytes);
+        State { reader: Reader::new(tier), buffer: vec![1.0; l2 / 2 / 4], seconds: Vec::new() }
+    }
+
+    /// One sample, some 50 microseconds.
+    pub fn sample(&mut self) {
+        self.reader.read(&self.buffer);
+        let start = Instant::now();
+        for _ in 0..8 {
+            self.reader.read(&self.buffer);
+        }
+        self.seconds.push(start.elapsed().as_secs_f64());
+    }
+
+    /// Median over best, and what that is called.
+    pub fn summary(&self) -> (f64, &'static str) {
+        if self.seconds.is_empty() {
+            return (f64::NAN, "not timed");
+        }
+        let times = Times::new(self.seconds.clone());
+        let ratio = times.median() / times.best();
+        (ratio, if ratio <= QUIET { "quiet" } else { "noisy" })
+    }
+}
+
+/// How often to repeat.
+#[derive(Clone, Copy, Debug)]
+pub struct Repeats {
+    /// At least so many, however long they take.
+    pub least: usize,
+    /// At most so many.
+    pub most: usize,
+    /// Between those, until all lanes together took so long.
+    pub seconds: f64,
+}
+
+impl Repeats {
+    /// For figures that are quoted: nine at the least.
+    pub const CLAIM: Repeats = Repeats { least: 9, most: 101, seconds: 1.5 };
+    /// For a first look.
+    pub const QUICK: Repeats = Repeats { least: 9, most: 31, seconds: 0.15 };
+}
+
+/// Calls of so many seconds bring their data into the caches themselves: the first misses are lost in their time.
+const LONG: f64 = 0.02;
+
+/// Runs the lanes in turn, A B A B ..., and samples the machine's state with each turn. One run of each comes first and
+/// is not counted. Outside the time, each run is preceded by `flush`, if given, or by a run of the same lane.
+pub fn paired(
+    repeats: Repeats,
+    flush: Option<&Flush>,
+    state: &mut State,
+    lanes: &mut [&mut dyn FnMut()],
+) -> Vec<Times> {
     lanes.iter_mut().for_each(|lane| lane());
     let mut seconds = vec![Vec::new(); lanes.len()];
-    for _ in 0..repeats {
+    let mut spent = 0.0;
+    for turn in 0..repeats.most.max(1) {
+        if turn >= repeats.least && spent > repeats.seconds {
+            break;
+        }
+        state.sample();
         for (lane, seconds) in lanes.iter_mut().zip(&mut seconds) {
+            if let Some(flush) = flush {
+                flush.run();
+            } else if seconds.last().is_none_or(|took| *took < LONG) {
+                // Other lanes ran in between: this one's data goes back to where it was.
+                lane();
+            }
             let start = Instant::now();
             lane();
-            seconds.push(start.elapsed().as_secs_f64());
+            let took = start.elapsed().as_secs_f64();
+            seconds.push(took);
+            spent += took;
         }
     }
-    seconds.iter_mut().for_each(|s| s.sort_by(f64::total_cmp));
-    Paired { seconds }
+    seconds.into_iter().map(Times::new).collect()
 }
 
-/// FLOP/s of a loop of independent fused multiply-adds on the widest vectors of the tier: best and median of some.
-pub fn fma_peak(tier: rotile::TierName) -> Option<(f64, f64)> {
-    const STEPS: usize = 200_000;
-    let mut rates: Vec<f64> = (0..21)
-        .filter_map(|_| {
-            let start = Instant::now();
-            let flops = fma_loop(tier, STEPS)?;
-            Some(flops / start.elapsed().as_secs_f64())
-        })
-        .collect();
-    rates.sort_by(f64::total_cmp);
-    Some((*rates.last()?, rates[rates.len() / 2]))
+/// The exponent `e` of `y = c x^e` that fits best on logarithmic axes (least squares).
+///
+/// # Panics
+///
+/// If there are fewer than two different `x`.
+pub fn exponent(points: &[(f64, f64)]) -> f64 {
+    let n = points.len() as f64;
+    let logs: Vec<(f64, f64)> = points.iter().map(|(x, y)| (x.ln(), y.ln())).collect();
+    let mean = |f: fn(&(f64, f64)) -> f64| logs.iter().map(f).sum::<f64>() / n;
+    let (mx, my) = (mean(|p| p.0), mean(|p| p.1));
+    let spread: f64 = logs.iter().map(|p| (p.0 - mx).powi(2)).sum();
+    assert!(spread > 0.0, "an exponent needs two different sizes, not {points:?}");
+    logs.iter().map(|p| (p.0 - mx) * (p.1 - my)).sum::<f64>() / spread
 }
 
-#[cfg(target_arch = "x86_64")]
-fn fma_loop(tier: rotile::TierName, steps: usize) -> Option<f64> {
-    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps, _mm512_fmadd_ps, _mm512_set1_ps};
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    #[target_feature(enable = "avx2,fma")]
-    fn avx2(steps: usize) -> f64 {
-        let (a, b) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(0.001)));
-        let mut acc = [_mm256_set1_ps(1.0); 12];
-        for _ in 0..steps {
-            for x in &mut acc {
-                *x = _mm256_fmadd_ps(*x, a, b);
-            }
+    #[test]
+    fn exponents() {
+        let power = |e: f64| [1.0, 2.0, 4.0, 8.0f64].map(|x| (x, 3.0 * x.powf(e)));
+        for e in [0.5, 1.0, 2.0] {
+            assert!((exponent(&power(e)) - e).abs() < 1e-12);
         }
-        black_box(acc);
-        (steps * 12 * 16) as f64
+        // By hand: logs (0, 0), (1, 1), (2, 1) in base 2 have slope 1/2.
+        assert!((exponent(&[(1.0, 1.0), (2.0, 2.0), (4.0, 2.0)]) - 0.5).abs() < 1e-12);
     }
 
-    #[target_feature(enable = "avx512f")]
-    fn avx512(steps: usize) -> f64 {
-        let (a, b) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(0.001)));
-        let mut acc = [_mm512_set1_ps(1.0); 12];
-        for _ in 0..steps {
-            for x in &mut acc {
-                *x = _mm512_fmadd_ps(*x, a, b);
-            }
-        }
-        black_box(acc);
-        (steps * 12 * 32) as f64
+    #[test]
+    fn times_are_sorted() {
+        let times = Times::new(vec![3.0, 1.0, 2.0]);
+        assert_eq!((times.best(), times.median(), times.repeats()), (1.0, 2.0, 3));
     }
 
-    match tier {
-        // SAFETY: the features were just detected.
-        rotile::TierName::Avx2 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") => unsafe {
-            Some(avx2(steps))
-        },
-        // SAFETY: as above.
-        rotile::TierName::Avx512 if is_x86_feature_detected!("avx512f") => unsafe { Some(avx512(steps)) },
-        _ => None,
+    #[test]
+    fn lanes_take_turns() {
+        let order = std::cell::RefCell::new(String::new());
+        let repeats = Repeats { least: 2, most: 2, seconds: 0.0 };
+        let flush = Flush(vec![1; 100]);
+        let mut state = State::new(TierName::Portable);
+        let times = paired(
+            repeats,
+            Some(&flush),
+            &mut state,
+            &mut [&mut || order.borrow_mut().push('a'), &mut || order.borrow_mut().push('b')],
+        );
+        assert_eq!(*order.borrow(), "ababab");
+        assert_eq!((times.len(), times[0].repeats()), (2, 2));
+        assert!(state.summary().0 >= 1.0);
     }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn fma_loop(_tier: rotile::TierName, _steps: usize) -> Option<f64> {
-    None
 }

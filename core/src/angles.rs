@@ -1,6 +1,7 @@
 //! Produces the cos and sin rows of a run of tokens in a caller's workspace, whatever they come from.
 
 use crate::arena;
+use crate::attend::FlatRows;
 use crate::kernel::{Angles, Kernels, MAX_TILE, Rotation, Turn};
 use crate::rotary::{Positions, Rotary, RotaryTable};
 use core::ops::Range;
@@ -21,6 +22,8 @@ pub(crate) struct AngleRows<'a> {
     base_sin: &'a mut [f64],
     /// The position whose base row is held.
     base: Option<u32>,
+    /// The last token of the last fill, and its row.
+    last: Option<(usize, usize)>,
     /// Row lists of the last fill.
     at: [usize; MAX_TILE],
     rows: usize,
@@ -52,6 +55,7 @@ impl<'a> AngleRows<'a> {
             base_cos,
             base_sin,
             base: None,
+            last: None,
             at: [0; MAX_TILE],
             rows: 0,
         }
@@ -65,24 +69,55 @@ impl<'a> AngleRows<'a> {
     /// The angles of flattened rows `rows`: `group` rows share a token.
     pub(crate) fn fill_grouped(&mut self, rows: Range<usize>, group: usize) {
         self.rows = rows.len();
-        let mut filled = 0;
-        let first = rows.start / group;
-        for (at, row) in self.at.iter_mut().zip(rows) {
-            let token = row / group - first;
-            *at = token * self.padded;
-            filled = filled.max(token + 1);
+        let (mut last, mut row) = (None, 0);
+        if let Some((token, row)) = self.last
+            && rows.start / group == token
+        {
+            // The token before goes on: no new angles.
+            let from = row * self.padded..(row + 1) * self.padded;
+            self.cos.copy_within(from.clone(), 0);
+            self.sin.copy_within(from, 0);
+            last = Some(token);
         }
-        for token in 0..filled {
-            self.fill_row(token, first + token);
+        for (i, (token, _)) in FlatRows::new(rows, group).enumerate() {
+            if last.is_some_and(|last| last != token) {
+                row += 1;
+            }
+            if last != Some(token) {
+                self.fill_row(row, token);
+                last = Some(token);
+            }
+            self.at[i] = row * self.padded;
+        }
+        self.last = last.map(|token| (token, row));
+    }
+
+    /// True if consecutive tokens have consecutive positions, whose angles add up.
+    pub(crate) fn is_consecutive(&self) -> bool {
+        matches!(self.rotary, Rotary::Table(_)) && !matches!(self.positions, Positions::Explicit(_))
+    }
+
+    /// The angles by which tokens differ from the one `0..rows` before them.
+    pub(crate) fn fill_differences(&mut self, rows: usize) {
+        self.rows = rows;
+        for row in 0..rows {
+            self.at[row] = row * self.padded;
+            self.fill_position(row, 0, row as u32);
         }
     }
 
-    fn fill_row(&mut self, row: usize, token: usize) {
-        if self.turn.pairs == 0 {
-            return;
+    /// The angles that turn `rows` rows back from `token` to position 0, with amplitude 1.
+    pub(crate) fn fill_back(&mut self, token: usize, rows: usize) {
+        self.rows = rows;
+        self.at[..rows].fill(0);
+        if let Rotary::Table(table) = &mut self.rotary {
+            *table = table.with_attention_factor(1.0);
         }
-        let at = row * self.padded..(row + 1) * self.padded;
-        let (cos, sin) = (&mut self.cos[at.clone()], &mut self.sin[at]);
+        self.fill_row(0, token);
+        self.sin[..self.padded].iter_mut().for_each(|sin| *sin = -*sin);
+    }
+
+    fn fill_row(&mut self, row: usize, token: usize) {
         let index = self.index + token as i64;
         let position = match self.positions {
             // In a prepared call, only rows that see no key can have a position out of range.
@@ -90,6 +125,15 @@ impl<'a> AngleRows<'a> {
             Positions::Start(start) => start.saturating_add(token as u32),
             Positions::Explicit(list) => list[token],
         };
+        self.fill_position(row, index, position);
+    }
+
+    fn fill_position(&mut self, row: usize, index: i64, position: u32) {
+        if self.turn.pairs == 0 {
+            return;
+        }
+        let at = row * self.padded..(row + 1) * self.padded;
+        let (cos, sin) = (&mut self.cos[at.clone()], &mut self.sin[at]);
         match self.rotary {
             Rotary::CosSin(given) => {
                 let row = if given.is_by_token() { usize::try_from(index).unwrap_or(0) } else { position as usize };

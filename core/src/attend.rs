@@ -33,6 +33,36 @@ impl<'a> Stored<'a> {
     }
 }
 
+/// The (token, query head of the group) of flattened rows: one division for all of them.
+#[derive(Clone)]
+pub(crate) struct FlatRows {
+    token: usize,
+    member: usize,
+    group: usize,
+    left: usize,
+}
+
+impl FlatRows {
+    pub(crate) fn new(rows: Range<usize>, group: usize) -> Self {
+        FlatRows { token: rows.start / group, member: rows.start % group, group, left: rows.len() }
+    }
+}
+
+impl Iterator for FlatRows {
+    type Item = (usize, usize);
+
+    #[inline]
+    fn next(&mut self) -> Option<(usize, usize)> {
+        self.left = self.left.checked_sub(1)?;
+        let now = (self.token, self.member);
+        self.member += 1;
+        if self.member == self.group {
+            (self.token, self.member) = (self.token + 1, 0);
+        }
+        Some(now)
+    }
+}
+
 /// What a task knows of its (sequence, key head).
 struct Head<'a> {
     call: &'a Call<'a>,
@@ -112,21 +142,20 @@ impl<'a> Call<'a> {
                 }
             }
         }
-        for r in 0..rows {
+        for (r, (token, member)) in FlatRows::new(0..rows, group).enumerate() {
             let row_state = RowState { max: state[2 * r], sum: state[2 * r + 1] };
             // SAFETY: this task writes the rows of its own (sequence, head).
-            unsafe { self.finish_row(s, head, r, &mut acc[r * dv..][..dv], row_state) };
+            unsafe { self.finish_row(s, token, head * group + member, &mut acc[r * dv..][..dv], row_state) };
         }
     }
 
-    /// Writes flattened row `r` of a head: the accumulated values over the sum, and lse.
+    /// Writes the row of a token and query head: the accumulated values over the sum, and lse.
     ///
     /// # Safety
     ///
     /// Nothing else touches that row of the output and of lse meanwhile.
-    unsafe fn finish_row(&self, s: &Sequence<'_>, head: usize, r: usize, acc: &mut [f32], state: RowState) {
-        let group = self.plan.spec.group();
-        let (token, head) = (s.q.token + r / group, head * group + r % group);
+    unsafe fn finish_row(&self, s: &Sequence<'_>, token: usize, head: usize, acc: &mut [f32], state: RowState) {
+        let token = s.q.token + token;
         let out = self.views.out.expect("checked by prepare");
         // SAFETY: `prepare` checked the row against the view; exclusion is the caller's.
         let dst = unsafe { out.slice_mut(out.row(s.q.batch, token, head), acc.len()) };
@@ -190,12 +219,27 @@ impl<'a> Head<'a> {
         let start = offset(0, 0);
         let len = (self.group - 1) * q.strides.head + q.head_extent(self.s.q_len);
         let count = rows.len();
-        for (at, r) in at.iter_mut().zip(rows) {
-            *at = offset(r / self.group, r % self.group) - start;
+        for (at, (token, head)) in at.iter_mut().zip(FlatRows::new(rows, self.group)) {
+            *at = offset(token, head) - start;
         }
         // SAFETY: `prepare` checked the tokens and heads against the view, and Q is only read while the call lives.
         let data = unsafe { q.slice(start, len) };
         Rows { data, at: &at[..count], dim: q.shape.dim }
+    }
+
+    /// Writes flattened rows, whose accumulated values are `stride` apart.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else touches those rows of the output and of lse meanwhile.
+    unsafe fn finish(&self, rows: Range<usize>, acc: &mut [f32], stride: usize, max: &[f32], sum: &[f32]) {
+        let dv = self.v.dim;
+        for (r, (token, member)) in FlatRows::new(rows, self.group).enumerate() {
+            let state = RowState { max: max[r], sum: sum[r] };
+            let (head, acc) = (self.head * self.group + member, &mut acc[r * stride..][..dv]);
+            // SAFETY: the caller's duty.
+            unsafe { self.call.finish_row(self.s, token, head, acc, state) };
+        }
     }
 
     /// Many rows: the keys and values of a superblock are rotated and packed once, then every strip of `mr` rows passes
@@ -206,11 +250,14 @@ impl<'a> Head<'a> {
     /// Nothing else touches the output rows of this block meanwhile.
     unsafe fn tile(&self, block: usize, workspace: &mut [u8]) {
         let plan = &self.call.plan;
-        let (kernels, tile) = (plan.kernels(), plan.tile);
-        let (d, dv, padded_v) = (plan.spec.head_dim_qk, plan.spec.head_dim_v, plan.padded_v());
+        let (kernels, tile, d, padded_v) = (plan.kernels(), plan.tile, plan.spec.head_dim_qk, plan.padded_v());
         let mr = tile.mr;
         let rows = self.call.block(self.s, block);
         let strips = rows.len().div_ceil(mr);
+        let strip_rows = |strip: usize| {
+            let first = rows.start + strip * mr;
+            first.min(rows.end)..rows.end.min(first + mr)
+        };
 
         let mut arena = Arena::new(workspace);
         let q_panels = arena.take(strips * mr * d);
@@ -222,61 +269,112 @@ impl<'a> Head<'a> {
             v_tiles: arena.take(tile.superblock * padded_v),
             finite: [true; MAX_KEY_TILES],
         };
-        let mut strip_scratch = StripScratch {
+        let mut scratch = StripScratch {
             scores: arena.take(mr * tile.key_tile),
             factors: arena.take(mr),
             spare: arena.take(mr * padded_v),
+            seen: [const { 0..0 }; MAX_TILE],
         };
-        let angle_floats = arena.take(plan.angle_floats(mr.max(tile.nr)));
-        acc.fill(0.0);
+        let mut q_angles = self.query_angles(arena.take(plan.angle_floats(mr)));
+        let mut k_angles = self.key_angles(arena.take(plan.angle_floats(tile.nr)));
         max.fill(RowState::EMPTY.max);
         sum.fill(RowState::EMPTY.sum);
 
         let seen = self.block_visible(&rows);
-        let mut base = seen.start / tile.superblock * tile.superblock;
+        if seen.is_empty() {
+            acc.fill(0.0);
+            // SAFETY: the caller's duty.
+            return unsafe { self.finish(rows, acc, padded_v, max, sum) };
+        }
+        let first_base = seen.start / tile.superblock * tile.superblock;
+        // With a single superblock, strips need not be kept: all use the same memory, in L1.
+        let kept = |strip: usize| if seen.end <= first_base + tile.superblock { 0 } else { strip * mr };
+        let mut base = first_base;
+        self.prefetch_keys(seen.start..seen.end.min(base + tile.superblock));
         while base < seen.end {
             let keys = base.max(seen.start)..(base + tile.superblock).min(seen.end);
-            self.pack(&mut packed, base, keys.clone(), angle_floats);
+            self.pack(&mut packed, base, keys.clone(), k_angles.as_mut());
             for strip in 0..strips {
-                let first = rows.start + strip * mr;
-                let strip_rows = first..rows.end.min(first + mr);
-                let strip_seen = self.block_visible(&strip_rows);
+                let rows = strip_rows(strip);
+                let strip_seen = self.block_visible(&rows);
                 let now = strip_seen.start.max(keys.start)..strip_seen.end.min(keys.end);
-                if now.is_empty() {
+                let (first, last) = (strip_seen.start >= base, strip_seen.end <= keys.end);
+                // What comes from far off is asked for while this strip is at work.
+                let next = |i: usize| keys.end + (seen.end.min(keys.end + tile.superblock) - keys.end) * i / strips;
+                let flat = |rows| FlatRows::new(rows, self.group);
+                let mut ahead = Ahead {
+                    keys: next(strip)..next(strip + 1),
+                    queries: flat(if first { strip_rows(strip + 1) } else { 0..0 }),
+                    output: flat(if last { rows.clone() } else { 0..0 }),
+                };
+                let (max, sum) = (&mut max[strip * mr..][..mr], &mut sum[strip * mr..][..mr]);
+                let acc = &mut acc[kept(strip) * padded_v..][..mr * padded_v];
+                if !now.is_empty() {
+                    let q_panel = &mut q_panels[kept(strip) * d..][..mr * d];
+                    if first {
+                        let mut at = [0; MAX_TILE];
+                        if let Some(angles) = &mut q_angles {
+                            angles.fill_grouped(rows.clone(), self.group);
+                        }
+                        let rotation = q_angles.as_ref().and_then(AngleRows::rotation);
+                        let q_rows = self.query_rows(rows.clone(), &mut at);
+                        // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                        unsafe { (kernels.pack_q)(q_rows, rotation, plan.q_factor, q_panel) };
+                    }
+                    self.strip(
+                        &packed,
+                        base,
+                        now,
+                        rows.clone(),
+                        q_panel,
+                        (max, sum),
+                        (acc, first),
+                        &mut ahead,
+                        &mut scratch,
+                    );
+                }
+                if strip_seen.is_empty() && base == first_base {
+                    acc.fill(0.0);
+                } else if !last || strip_seen.end <= base {
                     continue;
                 }
-                let q_panel = &mut q_panels[strip * mr * d..][..mr * d];
-                if strip_seen.start >= base {
-                    let mut at = [0; MAX_TILE];
-                    let mut angles = self.query_angles(angle_floats);
-                    if let Some(angles) = &mut angles {
-                        angles.fill_grouped(strip_rows.clone(), self.group);
-                    }
-                    let rotation = angles.as_ref().and_then(AngleRows::rotation);
-                    let q_rows = self.query_rows(strip_rows.clone(), &mut at);
-                    // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
-                    unsafe { (kernels.pack_q)(q_rows, rotation, plan.q_factor, q_panel) };
-                }
-                let state = (&mut max[strip * mr..][..mr], &mut sum[strip * mr..][..mr]);
-                let acc = &mut acc[strip * mr * padded_v..][..mr * padded_v];
-                self.strip(&packed, base, now, strip_rows, q_panel, state, acc, &mut strip_scratch);
+                // Later superblocks hold nothing for this strip: write it while it is in L1.
+                // SAFETY: the caller's duty.
+                unsafe { self.finish(rows, acc, padded_v, max, sum) };
             }
             base += tile.superblock;
         }
+    }
 
-        for (i, r) in rows.enumerate() {
-            let state = RowState { max: max[i], sum: sum[i] };
-            // SAFETY: the caller's duty.
-            unsafe { self.call.finish_row(self.s, self.head, r, &mut acc[i * padded_v..][..dv], state) };
+    /// Asks for keys and values that will be packed soon.
+    fn prefetch_keys(&self, slots: Range<usize>) {
+        for stored in [&self.k, &self.v] {
+            for slot in slots.clone() {
+                let at = slot * stored.token_stride;
+                (self.call.plan.kernels().prefetch)(stored.data.address(at), stored.dim * stored.data.dtype().size());
+            }
+        }
+    }
+
+    /// Asks for some of what is ahead: little at a time, because a core waits when too many lines are under way.
+    fn prefetch_some(&self, ahead: &mut Ahead) {
+        let keys = ahead.keys.start..ahead.keys.end.min(ahead.keys.start + 1);
+        ahead.keys.start = keys.end;
+        self.prefetch_keys(keys);
+        for (tensor, rows) in [(self.call.views.q, &mut ahead.queries), (self.call.views.out, &mut ahead.output)] {
+            let t = tensor.expect("checked by prepare");
+            if let Some((token, member)) = rows.next() {
+                let at = t.row(self.s.q.batch, self.s.q.token + token, self.head * self.group + member);
+                (self.call.plan.kernels().prefetch)(t.address(at), t.shape.dim * t.dtype.size());
+            }
         }
     }
 
     /// Rotates and packs the keys and values in slots `keys` of the superblock at `base`, in whole panels.
-    fn pack(&self, packed: &mut Packed<'_>, base: usize, keys: Range<usize>, angle_floats: &mut [f32]) {
+    fn pack(&self, packed: &mut Packed<'_>, base: usize, keys: Range<usize>, mut angles: Option<&mut AngleRows<'_>>) {
         let plan = &self.call.plan;
         let (kernels, tile, d, padded_v) = (plan.kernels(), plan.tile, plan.spec.head_dim_qk, plan.padded_v());
         let nr = tile.nr;
-        let mut angles = self.key_angles(angle_floats);
         let mut at = [0; MAX_TILE];
         packed.finite = [true; MAX_KEY_TILES];
         for panel in (keys.start - base) / nr..(keys.end - base).div_ceil(nr) {
@@ -284,7 +382,7 @@ impl<'a> Head<'a> {
             if let Some(angles) = &mut angles {
                 angles.fill(slots.clone());
             }
-            let rotation = angles.as_ref().and_then(AngleRows::rotation);
+            let rotation = angles.as_ref().and_then(|angles| angles.rotation());
             let k_panel = &mut packed.k_panels[panel * nr * d..][..nr * d];
             let k_rows = self.k.rows(slots.clone(), &mut at);
             // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
@@ -307,13 +405,18 @@ impl<'a> Head<'a> {
         rows: Range<usize>,
         q_panel: &[f32],
         (max, sum): (&mut [f32], &mut [f32]),
-        acc: &mut [f32],
+        (acc, mut fresh): (&mut [f32], bool),
+        ahead: &mut Ahead,
         scratch: &mut StripScratch<'_>,
     ) {
         let plan = &self.call.plan;
         let (kernels, tile, d, padded_v) = (plan.kernels(), plan.tile, plan.spec.head_dim_qk, plan.padded_v());
         let (mr, nr, key_tile) = (tile.mr, tile.nr, tile.key_tile);
-        let StripScratch { scores, factors, spare } = scratch;
+        let StripScratch { scores, factors, spare, seen } = scratch;
+        let count = rows.len();
+        for (seen, (token, _)) in seen.iter_mut().zip(FlatRows::new(rows, self.group)) {
+            *seen = plan.visible(self.s, token);
+        }
         for t in (keys.start - base) / key_tile..(keys.end - base).div_ceil(key_tile) {
             let tile_base = base + t * key_tile;
             // Slots relative to the tile, and whole panels around them.
@@ -328,12 +431,16 @@ impl<'a> Head<'a> {
             // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
             unsafe { (kernels.scores)(q_panel, k_panels, d, &mut scores[columns.start..], key_tile) };
 
+            let row_seen = |r: usize| {
+                let seen = if r < count { local(&seen[r]) } else { 0..0 };
+                seen.start.max(now.start)..seen.end.min(now.end)
+            };
             let mut same = true;
             for r in 0..mr {
+                self.prefetch_some(ahead);
                 let s = &mut scores[r * key_tile..][columns.clone()];
-                let seen = if r < rows.len() { local(&self.visible(rows.start + r)) } else { 0..0 };
-                let seen = seen.start.max(now.start)..seen.end.min(now.end);
-                same &= seen == now || r >= rows.len();
+                let seen = row_seen(r);
+                same &= seen == now || r >= count;
                 if seen.is_empty() {
                     s.fill(0.0);
                     factors[r] = 1.0;
@@ -347,7 +454,7 @@ impl<'a> Head<'a> {
             }
 
             let v_tile = &packed.v_tiles[t * key_tile * padded_v..][..key_tile * padded_v];
-            let weighted_sum = |from, to, factors: &[f32], acc: &mut [f32]| {
+            let weighted_sum = |from, to, factors: &[f32], fresh, acc: &mut [f32]| {
                 let p = &scores[..];
                 let args = WeightedSum {
                     p,
@@ -357,6 +464,7 @@ impl<'a> Head<'a> {
                     v: v_tile,
                     tile_keys: key_tile,
                     factors,
+                    fresh,
                     acc,
                     acc_stride: padded_v,
                 };
@@ -364,17 +472,22 @@ impl<'a> Head<'a> {
                 unsafe { (kernels.weighted_sum)(args) };
             };
             if same || packed.finite[t] {
-                weighted_sum(now.start, now.end, factors, acc);
+                weighted_sum(now.start, now.end, factors, fresh, acc);
+                fresh = false;
                 continue;
+            }
+            if fresh {
+                acc.fill(0.0);
+                fresh = false;
             }
             // Some value here is infinite or NaN, and some row must not meet it, not even with weight 0: each row by
             // itself over its own keys. The other rows of `spare` are computed and dropped.
-            for r in 0..rows.len() {
-                let seen = local(&self.visible(rows.start + r));
+            for r in 0..count {
+                let seen = row_seen(r);
                 let row = r * padded_v..(r + 1) * padded_v;
                 spare.fill(0.0);
                 spare[row.clone()].copy_from_slice(&acc[row.clone()]);
-                weighted_sum(seen.start.max(now.start), seen.end.min(now.end).max(now.start), factors, spare);
+                weighted_sum(seen.start, seen.end.max(seen.start), factors, false, spare);
                 acc[row.clone()].copy_from_slice(&spare[row]);
             }
         }
@@ -400,6 +513,8 @@ impl<'a> Head<'a> {
         let factors = arena.take(rows);
         let scores = arena.take(rows * key_tile);
         let angle_floats = arena.take(plan.angle_floats(key_tile));
+        let back_floats = arena.take(plan.angle_floats(1));
+        let turned = arena.take(if plan.rotates_on_read() { rows * d } else { 0 });
         max.fill(RowState::EMPTY.max);
         sum.fill(RowState::EMPTY.sum);
 
@@ -430,13 +545,32 @@ impl<'a> Head<'a> {
         let end = seen.end.min((split + 1) * tile.split_keys);
         let mut base = seen.start.max(split * tile.split_keys) / key_tile * key_tile;
         let mut angles = self.key_angles(angle_floats);
+        // A key at position p + j is turned by j, and the queries are turned back by p, once per tile: that is 32 rows of
+        // angles for all keys, where a row for each took as long as its scores.
+        let mut back = self.key_angles(back_floats).filter(|_| end > base).filter(AngleRows::is_consecutive);
+        if let (Some(angles), Some(_)) = (&mut angles, &back) {
+            angles.fill_differences(key_tile.min(end - base));
+        }
         let (mut k_at, mut v_at) = ([0; MAX_TILE], [0; MAX_TILE]);
         while base < end {
             let slots = base.max(seen.start)..end.min(base + key_tile);
             let next = slots.end..end.min(slots.end + key_tile);
-            if let Some(angles) = &mut angles {
+            for first in (0..rows).step_by(chunk) {
+                let (Some(back), now) = (&mut back, first..rows.min(first + chunk)) else { break };
+                if first == 0 {
+                    back.fill_back(slots.start, chunk);
+                }
+                for (at, r) in k_at.iter_mut().zip(now.clone()) {
+                    *at = r * d;
+                }
+                let q_rows = Rows { data: Slice::F32(q), at: &k_at[..now.len()], dim: d };
+                // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                unsafe { (kernels.load)(q_rows, back.rotation(), 1.0, &mut turned[now.start * d..now.end * d], d) };
+            }
+            if let (Some(angles), None) = (&mut angles, &back) {
                 angles.fill(slots.clone());
             }
+            let q = if back.is_some() { &turned[..] } else { &q[..] };
             let v_rows = self.v.rows(slots.clone(), &mut v_at);
             let k_rows = self.k.rows(slots.clone(), &mut k_at);
             let stride = key_tile;
@@ -487,11 +621,8 @@ impl<'a> Head<'a> {
                 state.copy_from_slice(&[max[r], sum[r]]);
             }
         } else {
-            for r in 0..rows {
-                let state = RowState { max: max[r], sum: sum[r] };
-                // SAFETY: the caller's duty.
-                unsafe { self.call.finish_row(self.s, self.head, r, &mut acc[r * dv..][..dv], state) };
-            }
+            // SAFETY: the caller's duty.
+            unsafe { self.finish(0..rows, acc, dv, max, sum) };
         }
     }
 }
@@ -540,9 +671,18 @@ struct Packed<'w> {
     finite: [bool; MAX_KEY_TILES],
 }
 
+/// What will be read or written soon: slots of keys, rows of queries and of the output.
+struct Ahead {
+    keys: Range<usize>,
+    queries: FlatRows,
+    output: FlatRows,
+}
+
 /// What a strip needs besides its own rows.
 struct StripScratch<'w> {
     scores: &'w mut [f32],
     factors: &'w mut [f32],
     spare: &'w mut [f32],
+    /// Slots that each row sees.
+    seen: [Range<usize>; MAX_TILE],
 }

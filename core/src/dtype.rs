@@ -62,6 +62,16 @@ impl Slice<'_> {
         }
     }
 
+    /// The address of element `at`, which need not exist: for [`crate::kernel::Kernels::prefetch`].
+    pub fn address(&self, at: usize) -> *const u8 {
+        let start: *const u8 = match self {
+            Slice::F32(s) => s.as_ptr().cast(),
+            Slice::F16(s) => s.as_ptr().cast(),
+            Slice::Bf16(s) => s.as_ptr().cast(),
+        };
+        start.wrapping_add(at.wrapping_mul(self.dtype().size()))
+    }
+
     /// True if there are no elements.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0

@@ -13,15 +13,10 @@ pub const MAX_TILE: usize = 64;
 /// Angle rows are padded to a multiple of this many pairs, so that kernels may load cos and sin in whole vectors.
 pub const ANGLE_PAD: usize = 16;
 
-/// Products are summed in runs of this many, at multiples of it: a run is one chain of fused multiply-adds from 0, and is
-/// then added to the sum of the runs before. In one long chain, thousands of like terms round alike: 8,192 equal weights
-/// over rising values were off by 1.4e-4 of the largest. Runs of 32 cost AVX2 5 to 9 % of a prefill against single chains.
-pub const RUN: usize = 32;
-
-/// Where the run that holds `from` ends, at most `to`.
+/// Where the run of length `run` that holds `from` ends, at most `to`: see [`Kernels::sum_run`].
 #[inline]
-pub const fn run_end(from: usize, to: usize) -> usize {
-    let end = (from / RUN + 1) * RUN;
+pub const fn run_end(from: usize, to: usize, run: usize) -> usize {
+    let end = (from / run + 1) * run;
     if end < to { end } else { to }
 }
 
@@ -143,6 +138,14 @@ pub struct Kernels {
     pub nv: usize,
     /// Most query rows that the `decode` functions take in one call.
     pub decode_rows: usize,
+    /// The products of a score are summed in runs of this many, at multiples of it: a run is one chain of multiply-adds from
+    /// 0, and is then added to the sum of the runs before. In one long chain, like terms round alike: in `r` of `n` the error
+    /// grows to `r / 3` roundings.
+    pub dot_run: usize,
+    /// The same for weighted values. `n` equal terms in runs of `r` are off by up to `(r + n / r) / 3` roundings, which is
+    /// least about `r = sqrt(n)`: 128 suits thousands of keys. (In one chain, 8,192 equal weights over rising values were off
+    /// by 1.4e-4 of the largest. A break costs AVX2 6 % of 32 products, 3.5 % of 64, 1 % of 128.)
+    pub sum_run: usize,
     /// For messages.
     pub names: KernelNames,
 
@@ -150,6 +153,10 @@ pub struct Kernels {
     /// rounded once: `cos = bc * fc - bs * fs`, `sin = bs * fc + bc * fs`. All six have the same length, a multiple of
     /// [`ANGLE_PAD`].
     pub angles: unsafe fn(&[f64], &[f64], &[f64], &[f64], &mut [f32], &mut [f32]),
+
+    /// `prefetch(start, bytes)`: asks for the cache lines of memory that will soon be read or written: a hint, nothing is
+    /// accessed, and any address will do.
+    pub prefetch: fn(*const u8, usize),
 
     /// `load(rows, rotation, scale, out, out_stride)`: widens, rotates and multiplies by `scale` (1 leaves the bits
     /// alone), and writes row `r` to `out[r * out_stride..][..dim]`. Writes nothing else.
@@ -173,7 +180,7 @@ pub struct Kernels {
     pub pack_v: unsafe fn(Rows<'_>, usize, usize, &mut [f32]) -> bool,
 
     /// `scores(q_panel, k_panels, dim, s, s_stride)`: for each of the `k_panels.len() / (nr * dim)` panels `p`,
-    /// `s[r * s_stride + p * nr + c] = q_r . k_(p, c)` for all `mr` rows, summed in runs of [`RUN`] elements.
+    /// `s[r * s_stride + p * nr + c] = q_r . k_(p, c)` for all `mr` rows, summed in runs of `dot_run` elements.
     pub scores: unsafe fn(&[f32], &[f32], usize, &mut [f32], usize),
 
     /// `softmax(s, scale, lo, hi, state) -> factor`: one row of dot products, which are first multiplied by `scale` (positive;
@@ -192,7 +199,7 @@ pub struct Kernels {
 
     /// `weighted_sum(p, p_stride, keys_from, keys_to, v_tile, tile_keys, factors, acc, acc_stride)`: for all `mr` rows and
     /// all `v_tile.len() / tile_keys` padded columns: `acc[r * acc_stride + c] = acc * factors[r] + sum`, where the sum of
-    /// `p[r * p_stride + j] * v_j[c]` over keys `j` in `keys_from..keys_to` goes in runs at multiples of [`RUN`] keys of the
+    /// `p[r * p_stride + j] * v_j[c]` over keys `j` in `keys_from..keys_to` goes in runs at multiples of `sum_run` keys of the
     /// tile. (The first run is added together with the factor by one fused multiply-add.)
     pub weighted_sum: unsafe fn(WeightedSum<'_>),
 
@@ -225,6 +232,8 @@ pub struct WeightedSum<'a> {
     pub tile_keys: usize,
     /// A factor for each of the `mr` accumulated rows.
     pub factors: &'a [f32],
+    /// True if `acc` holds nothing yet: it is written, not read, as if it were 0.
+    pub fresh: bool,
     /// Accumulated rows, `mr` of them, padded to a multiple of `nv` columns.
     pub acc: &'a mut [f32],
     /// Elements between rows of `acc`.

@@ -103,8 +103,8 @@ const KEY_TILE: usize = 256;
 const BLOCK_ROWS: usize = 768;
 /// Up to this many flattened rows, packing keys costs more than it saves.
 const FEW_ROWS: usize = 16;
-/// Keys of a few-row tile: one run of a sum; at head_dim 128 the tile's keys are half of a 32 KiB L1.
-const FEW_KEY_TILE: usize = crate::kernel::RUN;
+/// Keys of a few-row tile: at head_dim 128 they are half of a 32 KiB L1.
+pub(crate) const FEW_KEY_TILE: usize = 32;
 /// Keys of a few-row task: short enough to occupy many cores, long enough that merging is noise.
 const SPLIT_KEYS: usize = 1024;
 /// Tokens of an `append` or `rotate` task.
@@ -226,7 +226,8 @@ impl Plan {
             tile.mr * tile.key_tile,
             tile.mr,
             tile.mr * dv,
-            self.angle_floats(tile.mr.max(tile.nr)),
+            self.angle_floats(tile.mr),
+            self.angle_floats(tile.nr),
         ])
     }
 
@@ -241,6 +242,8 @@ impl Plan {
             rows,
             rows * tile.few_key_tile,
             self.angle_floats(tile.few_key_tile),
+            self.angle_floats(1),
+            if self.rotates_on_read() { rows * d } else { 0 },
         ])
         .max(self.store_workspace())
     }

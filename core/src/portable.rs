@@ -6,8 +6,8 @@
 //! the keys are not split.
 
 use crate::kernel::{
-    DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, RUN, Rotation, RowState, Rows, Tier, TierName,
-    WeightedSum, run_end,
+    DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, Rotation, RowState, Rows, Tier, TierName, WeightedSum,
+    run_end,
 };
 use crate::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised, ceil};
 use crate::{Slice, SliceMut};
@@ -17,6 +17,11 @@ use half::{bf16, f16};
 const MR: usize = 4;
 /// Columns of a tile: one 32-byte line of f32, which compilers vectorise where the target has vectors.
 const NR: usize = 8;
+
+/// Elements of a run of a score, keys of a run of values: with those of a few-row tile, all paths add in the same order.
+const DOT_RUN: usize = crate::plan::FEW_KEY_TILE;
+/// See above.
+const SUM_RUN: usize = DOT_RUN;
 
 /// Rows of the few-row kernels.
 const MAX_ROWS: usize = 4;
@@ -28,6 +33,8 @@ static PORTABLE: Kernels = Kernels {
     nr: NR,
     nv: NR,
     decode_rows: MAX_ROWS,
+    dot_run: DOT_RUN,
+    sum_run: SUM_RUN,
     names: KernelNames {
         scores: "scores_4x8_portable",
         weighted_sum: "weighted_sum_4x8_portable",
@@ -36,6 +43,7 @@ static PORTABLE: Kernels = Kernels {
         load: "load_portable",
     },
     angles: angles_portable,
+    prefetch: |_, _| (),
     load: load_portable,
     store: store_portable,
     pack_q: pack_q_portable,
@@ -169,7 +177,7 @@ fn pack_v_portable(rows: Rows<'_>, first: usize, keys: usize, tile: &mut [f32]) 
 fn scores_4x8_portable(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], s_stride: usize) {
     for (p, panel) in k.chunks_exact(dim * NR).enumerate() {
         let mut sum = [[0.0f32; NR]; MR];
-        for (q, k) in q[..dim * MR].chunks(RUN * MR).zip(panel.chunks(RUN * NR)) {
+        for (q, k) in q[..dim * MR].chunks(DOT_RUN * MR).zip(panel.chunks(DOT_RUN * NR)) {
             let mut run = [[0.0f32; NR]; MR];
             for (q, k) in q.chunks_exact(MR).zip(k.chunks_exact(NR)) {
                 for r in 0..MR {
@@ -213,7 +221,7 @@ fn softmax_portable(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut
         *x = weight(*x * scale, subtract);
     }
     // In runs from the start of the row, wherever the visible keys begin: masked keys add 0.
-    for run in s[..hi].chunks(RUN).skip(lo / RUN) {
+    for run in s[..hi].chunks(SUM_RUN).skip(lo / SUM_RUN) {
         state.sum += run.iter().sum::<f32>();
     }
     factor
@@ -223,10 +231,10 @@ fn weighted_sum_4x8_portable(w: WeightedSum<'_>) {
     for (panel, v) in w.v.chunks_exact(w.tile_keys * NR).enumerate() {
         for r in 0..MR {
             let acc = &mut w.acc[r * w.acc_stride + panel * NR..][..NR];
-            acc.iter_mut().for_each(|x| *x *= w.factors[r]);
+            acc.iter_mut().for_each(|x| *x = if w.fresh { 0.0 } else { *x * w.factors[r] });
             let mut from = w.from;
             while from < w.to {
-                let to = run_end(from, w.to);
+                let to = run_end(from, w.to, SUM_RUN);
                 let mut run = [0.0f32; NR];
                 for j in from..to {
                     let p = w.p[r * w.p_stride + j];
@@ -246,9 +254,9 @@ fn decode_scores_portable(a: DecodeScores<'_>) {
     for_each_element(a.k, a.rotation, |j, i, x| {
         for (r, run) in run[..a.rows].iter_mut().enumerate() {
             *run += a.q[r * a.q_stride + i] * x;
-            if i % RUN == RUN - 1 || i == last {
+            if i % DOT_RUN == DOT_RUN - 1 || i == last {
                 let s = &mut a.s[r * a.s_stride + j];
-                *s = if i < RUN { *run } else { *s + *run };
+                *s = if i < DOT_RUN { *run } else { *s + *run };
                 *run = 0.0;
             }
         }

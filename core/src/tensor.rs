@@ -225,6 +225,11 @@ impl RawTensor {
         batch * self.strides.batch + token * self.strides.token + head * self.strides.head
     }
 
+    /// The address of an element, for [`crate::kernel::Kernels::prefetch`].
+    pub(crate) fn address(&self, at: usize) -> *const u8 {
+        self.ptr.cast::<u8>().wrapping_add(at.wrapping_mul(self.dtype.size()))
+    }
+
     /// Elements from the first to one past the last of `tokens` rows of one head.
     pub(crate) const fn head_extent(&self, tokens: usize) -> usize {
         if tokens == 0 { 0 } else { (tokens - 1) * self.strides.token + self.shape.dim }

@@ -137,6 +137,18 @@ macro_rules! by_type {
 }
 pub(crate) use by_type;
 
+/// See [`rotile_core::kernel::Kernels::prefetch`].
+pub(crate) fn prefetch(start: *const u8, bytes: usize) {
+    const LINE: usize = 64;
+    let end = start.wrapping_add(bytes);
+    let mut line = start.wrapping_sub(start.addr() % LINE);
+    while line < end {
+        // SAFETY: SSE is part of every x86-64 CPU, and a hint never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        line = line.wrapping_add(LINE);
+    }
+}
+
 /// Rows to be asked for ahead of use. Hints only: nothing is read through it.
 pub(crate) struct Ahead<'a> {
     base: *const u8,
@@ -172,16 +184,8 @@ impl<'a> Ahead<'a> {
     /// Asks for the cache lines of row `r`, if there is such a row.
     #[inline]
     pub(crate) fn ask(&self, r: usize) {
-        const LINE: usize = 64;
         if r < self.at.len() {
-            let start = self.base.wrapping_add(self.at[r].wrapping_mul(self.size));
-            let end = start.wrapping_add(self.bytes);
-            let mut line = start.wrapping_sub(start.addr() % LINE);
-            while line < end {
-                // SAFETY: a hint, which every x86-64 has and no address makes fail.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-                line = line.wrapping_add(LINE);
-            }
+            prefetch(self.base.wrapping_add(self.at[r].wrapping_mul(self.size)), self.bytes);
         }
     }
 }

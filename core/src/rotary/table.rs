@@ -139,6 +139,12 @@ impl<'a> RotaryTable<'a> {
         Ok(RotaryTable { levels, pairs, turned, max_positions, attention_factor })
     }
 
+    /// The same table with another amplitude.
+    pub(crate) const fn with_attention_factor(mut self, attention_factor: f64) -> Self {
+        self.attention_factor = attention_factor;
+        self
+    }
+
     /// Pairs of a row.
     pub const fn pairs(&self) -> usize {
         self.pairs

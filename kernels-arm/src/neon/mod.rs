@@ -28,6 +28,11 @@ const NV: usize = 8;
 /// Rows of the few-row kernels: with 4 keys or 4 vectors of values side by side, 16 accumulators.
 const DECODE_ROWS: usize = 4;
 
+/// Elements of a run of a score: see [`Kernels::dot_run`].
+const DOT_RUN: usize = 64;
+/// Keys of a run of a weighted sum: see [`Kernels::sum_run`].
+const SUM_RUN: usize = 128;
+
 /// The features of the tier, as the probe checks them. `target_feature` attributes must name the same: `neon`.
 const FEATURES: [Feature; 1] = [Feature::Neon];
 
@@ -37,6 +42,8 @@ static NEON: Kernels = Kernels {
     nr: NR,
     nv: NV,
     decode_rows: DECODE_ROWS,
+    dot_run: DOT_RUN,
+    sum_run: SUM_RUN,
     names: KernelNames {
         scores: "scores_8x12_neon",
         weighted_sum: "weighted_sum_8x8_neon",

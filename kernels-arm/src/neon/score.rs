@@ -1,8 +1,7 @@
 //! The NEON score tile, 8 query rows by 12 keys: S = Q K^T by outer products. Masks and softmax live elsewhere.
 
-use super::{MR, NR};
+use super::{DOT_RUN, MR, NR};
 use core::arch::aarch64::*;
-use rotile_core::kernel::RUN;
 
 /// Elements of a row per unrolled step: in-order cores need the next loads among the multiply-adds.
 const UNROLL: usize = 4;
@@ -32,7 +31,7 @@ pub(super) fn scores_8x12_neon(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], 
 unsafe fn tile(mut q: *const f32, mut k: *const f32, dim: usize, s: *mut f32, s_stride: usize) {
     let mut left = dim;
     while left > 0 {
-        let mut run = left.min(RUN);
+        let mut run = left.min(DOT_RUN);
         let first = left == dim;
         left -= run;
         let mut acc = [[vdupq_n_f32(0.0); 3]; MR];

@@ -1,6 +1,6 @@
 //! The NEON weighted sum, 8 rows by 8 value columns: acc = acc * factor + P V, values in column panels.
 
-use super::{MR, NV};
+use super::{MR, NV, SUM_RUN};
 use core::arch::aarch64::*;
 use rotile_core::kernel::{WeightedSum, run_end};
 
@@ -16,18 +16,18 @@ pub(super) fn weighted_sum_8x8_neon(w: WeightedSum<'_>) {
     assert!(w.from <= w.to && w.to <= w.tile_keys && w.factors.len() >= MR);
     assert!(w.p.len() >= (MR - 1) * w.p_stride + w.to && w.acc.len() >= (MR - 1) * w.acc_stride + panels * NV);
     for c in 0..panels {
-        let (mut from, mut factors) = (w.from, w.factors);
+        let (mut from, mut factors, mut fresh) = (w.from, w.factors, w.fresh);
         loop {
-            let to = run_end(from, w.to);
+            let to = run_end(from, w.to, SUM_RUN);
             // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 8, and row `r` of `acc` 8
             // columns from `c * NV` on; there are MR factors.
             unsafe {
                 let p = w.p.as_ptr().add(from);
                 let v = w.v.as_ptr().add(c * panel + from * NV);
                 let acc = w.acc.as_mut_ptr().add(c * NV);
-                tile(p, w.p_stride, v, to - from, factors.as_ptr(), acc, w.acc_stride);
+                tile(p, w.p_stride, v, to - from, factors.as_ptr(), fresh, acc, w.acc_stride);
             }
-            (from, factors) = (to, &[1.0; MR]);
+            (from, factors, fresh) = (to, &[1.0; MR], false);
             if from >= w.to {
                 break;
             }
@@ -41,6 +41,7 @@ pub(super) fn weighted_sum_8x8_neon(w: WeightedSum<'_>) {
 ///
 /// - `keys` elements are readable at each of `p + r * p_stride`, `keys` rows of 8 at `v`, 8 at `factors`.
 /// - 8 elements are readable and writable at each of `acc + r * acc_stride`, `r < 8`.
+#[allow(clippy::too_many_arguments)]
 #[inline(never)]
 #[target_feature(enable = "neon")]
 unsafe fn tile(
@@ -49,6 +50,7 @@ unsafe fn tile(
     mut v: *const f32,
     keys: usize,
     factors: *const f32,
+    fresh: bool,
     acc: *mut f32,
     acc_stride: usize,
 ) {
@@ -77,8 +79,13 @@ unsafe fn tile(
         // SAFETY: the caller's duty.
         unsafe {
             let (row, factor) = (acc.add(r * acc_stride), *factors.add(r));
-            vst1q_f32(row, vfmaq_n_f32(sum[0], vld1q_f32(row), factor));
-            vst1q_f32(row.add(4), vfmaq_n_f32(sum[1], vld1q_f32(row.add(4)), factor));
+            if fresh {
+                vst1q_f32(row, sum[0]);
+                vst1q_f32(row.add(4), sum[1]);
+            } else {
+                vst1q_f32(row, vfmaq_n_f32(sum[0], vld1q_f32(row), factor));
+                vst1q_f32(row.add(4), vfmaq_n_f32(sum[1], vld1q_f32(row.add(4)), factor));
+            }
         }
     }
 }

@@ -22,6 +22,11 @@ const NV: usize = 16;
 /// More rows would leave fewer keys for each load of a query.
 const DECODE_ROWS: usize = 4;
 
+/// Elements of a run of a score: see [`Kernels::dot_run`].
+const DOT_RUN: usize = 64;
+/// Keys of a run of a weighted sum: see [`Kernels::sum_run`].
+const SUM_RUN: usize = 128;
+
 /// The features of the tier: what the probe asks for, and what every `target_feature` attribute of this folder names
 /// (`avx2` implies `avx`). A test holds the attributes to this list.
 const FEATURES: [probe::Feature; 4] = [probe::AVX, probe::AVX2, probe::FMA, probe::F16C];
@@ -32,6 +37,8 @@ static AVX2: Kernels = Kernels {
     nr: NR,
     nv: NV,
     decode_rows: DECODE_ROWS,
+    dot_run: DOT_RUN,
+    sum_run: SUM_RUN,
     names: KernelNames {
         scores: "scores_6x16_avx2",
         weighted_sum: "weighted_sum_6x16_avx2",
@@ -40,6 +47,7 @@ static AVX2: Kernels = Kernels {
         load: "load_avx2",
     },
     angles: rows::angles_avx2,
+    prefetch: crate::shared::prefetch,
     load: rows::load_avx2,
     store: rows::store_avx2,
     pack_q: pack::pack_q_avx2,

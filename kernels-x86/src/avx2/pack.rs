@@ -187,10 +187,10 @@ fn pack_values<T: Element>(data: &[T], rows: Rows<'_>, first: usize, keys: usize
     let mut largest = _mm256_setzero_si256();
     let magnitude = _mm256_set1_epi32(0x7FFF_FFFF);
     let checked = CheckedRows::new(data, &rows, None);
-    for r in 0..count {
-        let row = checked.row(r);
-        let mut c = 0;
-        while c < dim {
+    // Panel by panel, so that what is written is one run of memory.
+    for c in (0..dim).step_by(NV) {
+        for r in 0..count {
+            let row = checked.row(r);
             // SAFETY: the elements are in the row, of which no padding is read; the panel of column `c` has `keys` rows
             // of 16.
             unsafe {
@@ -206,7 +206,6 @@ fn pack_values<T: Element>(data: &[T], rows: Rows<'_>, first: usize, keys: usize
                 largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(x), magnitude));
                 largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(y), magnitude));
             }
-            c += NV;
         }
     }
     let infinite = _mm256_cmpgt_epi32(largest, _mm256_set1_epi32(0x7F7F_FFFF));

@@ -28,6 +28,11 @@ const NV: usize = 32;
 /// other registers hold the queries, and a key that is being rotated.
 const DECODE_ROWS: usize = 4;
 
+/// Elements of a run of a score, see [`Kernels::dot_run`]; as on AVX2, so that both tiers give the same scores to the bit.
+const DOT_RUN: usize = 64;
+/// Keys of a run of a weighted sum: see [`Kernels::sum_run`].
+const SUM_RUN: usize = 128;
+
 /// The features of the tier: what the probe asks for, and what every `target_feature` attribute of this folder names
 /// (`avx512f` implies the first four). A test holds the attributes to this list.
 const FEATURES: [probe::Feature; 8] = [
@@ -47,6 +52,8 @@ static AVX512: Kernels = Kernels {
     nr: NR,
     nv: NV,
     decode_rows: DECODE_ROWS,
+    dot_run: DOT_RUN,
+    sum_run: SUM_RUN,
     names: KernelNames {
         scores: "scores_12x32_avx512",
         weighted_sum: "weighted_sum_12x32_avx512",
@@ -55,6 +62,7 @@ static AVX512: Kernels = Kernels {
         load: "load_avx512",
     },
     angles: rows::angles_avx512,
+    prefetch: crate::shared::prefetch,
     load: rows::load_avx512,
     store: rows::store_avx512,
     pack_q: pack::pack_q_avx512,

@@ -197,10 +197,10 @@ fn pack_values<T: Element>(data: &[T], rows: Rows<'_>, first: usize, keys: usize
     assert!(first <= keys && count <= keys - first && need.is_some_and(|need| need <= tile.len()));
     let mut wrong: __mmask16 = 0;
     let checked = CheckedRows::new(data, &rows, None);
-    for r in 0..count {
-        let row = checked.row(r);
-        let mut c = 0;
-        while c < dim {
+    // Panel by panel, so that what is written is one run of memory.
+    for c in (0..dim).step_by(NV) {
+        for r in 0..count {
+            let row = checked.row(r);
             // SAFETY: the elements are in the row, of which no padding is read; the panel of column `c` has `keys` rows
             // of 32.
             unsafe {
@@ -216,7 +216,6 @@ fn pack_values<T: Element>(data: &[T], rows: Rows<'_>, first: usize, keys: usize
                 _mm512_storeu_ps(out.add(LANES), y);
                 wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(x) | _mm512_fpclass_ps_mask::<NOT_FINITE>(y);
             }
-            c += NV;
         }
     }
     wrong == 0

@@ -1,6 +1,6 @@
 //! The AVX-512 score tile, 12 query rows by 32 keys: S = Q K^T by outer products. Masks and softmax live elsewhere.
 
-use super::{MR, NR};
+use super::{DOT_RUN, MR, NR};
 use crate::shared::span;
 use core::arch::x86_64::*;
 use rotile_core::kernel::run_end;
@@ -32,7 +32,7 @@ pub(super) fn scores_12x32_avx512(q: &[f32], k: &[f32], dim: usize, s: &mut [f32
 unsafe fn tile(q: *const f32, k: *const f32, dim: usize, s: *mut f32, s_stride: usize) {
     let mut i = 0;
     while i < dim {
-        let end = run_end(i, dim);
+        let end = run_end(i, dim, DOT_RUN);
         let before = i;
         let mut acc = [[_mm512_setzero_ps(); 2]; MR];
         while i + UNROLL <= end {

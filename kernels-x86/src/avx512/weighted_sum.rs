@@ -1,6 +1,6 @@
 //! The AVX-512 weighted sum, 12 rows by 32 value columns: acc = acc * factor + P V, values in column panels.
 
-use super::{MR, NV};
+use super::{MR, NV, SUM_RUN};
 use crate::shared::span;
 use core::arch::asm;
 use core::arch::x86_64::*;
@@ -11,6 +11,9 @@ const UNROLL: usize = 4;
 /// Row pointers: each reaches three rows, at 0, 1 and 2 strides, as addresses can say.
 const QUARTERS: usize = 4;
 
+/// The factors of every run but the first.
+static ONES: [f32; MR] = [1.0; MR];
+
 /// See [`rotile_core::kernel::Kernels::weighted_sum`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn weighted_sum_12x32_avx512(w: WeightedSum<'_>) {
@@ -19,44 +22,37 @@ pub(super) fn weighted_sum_12x32_avx512(w: WeightedSum<'_>) {
     assert!(w.from <= w.to && w.to <= w.tile_keys && w.factors.len() >= MR);
     assert!(w.p.len() >= span(MR, w.p_stride, w.to) && w.acc.len() >= span(MR, w.acc_stride, panels * NV));
     for c in 0..panels {
-        let (mut from, mut factors) = (w.from, w.factors);
-        loop {
-            let to = run_end(from, w.to);
-            // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 32, and row `r` of `acc` 32
-            // columns from `c * NV` on; there are MR factors.
-            unsafe {
-                let p = w.p.as_ptr().add(from);
-                let v = w.v.as_ptr().add(c * panel + from * NV);
-                let acc = w.acc.as_mut_ptr().add(c * NV);
-                tile(p, w.p_stride, v, to - from, factors.as_ptr(), acc, w.acc_stride);
-            }
-            (from, factors) = (to, &[1.0; MR]);
-            if from >= w.to {
-                break;
-            }
+        // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 32, and row `r` of `acc` 32 columns from
+        // `c * NV` on; there are MR factors.
+        unsafe {
+            let v = w.v.as_ptr().add(c * panel);
+            let acc = w.acc.as_mut_ptr().add(c * NV);
+            tile(w.p.as_ptr(), w.p_stride, v, w.from, w.to, w.factors.as_ptr(), w.fresh, acc, w.acc_stride);
         }
     }
 }
 
-/// One run of keys of a tile.
+/// One tile: keys `from..to`, run by run.
 ///
 /// # Safety
 ///
-/// - `keys` elements are readable at each of `p + r * p_stride`, `keys` rows of 32 at `v`, 12 at `factors`.
+/// - `to` elements are readable at each of `p + r * p_stride`, `to` rows of 32 at `v`, 12 at `factors`.
 /// - 32 elements are readable and writable at each of `acc + r * acc_stride`, `r < 12`.
+#[allow(clippy::too_many_arguments)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 #[inline(never)]
 unsafe fn tile(
     p: *const f32,
     p_stride: usize,
     v: *const f32,
-    keys: usize,
-    factors: *const f32,
+    from: usize,
+    to: usize,
+    mut factors: *const f32,
+    mut fresh: bool,
     acc: *mut f32,
     acc_stride: usize,
 ) {
-    let mut sum = [[_mm512_setzero_ps(); 2]; MR];
-    let mut rows = [p; QUARTERS];
+    let mut rows = [p.wrapping_add(from); QUARTERS];
     for (i, row) in rows.iter_mut().enumerate() {
         *row = row.wrapping_add(i * (MR / QUARTERS) * p_stride);
     }
@@ -69,33 +65,43 @@ unsafe fn tile(
             options(pure, nomem, nostack, preserves_flags));
     }
     let mut rows = [a, b, c, d];
-    let mut j = 0;
-    while j + UNROLL <= keys {
-        for u in 0..UNROLL {
-            // SAFETY: `j + u < keys`.
-            unsafe { step(&mut sum, &rows, u, p_stride, v.add((j + u) * NV)) };
-        }
-        j += UNROLL;
-        for row in &mut rows {
-            *row = row.wrapping_add(UNROLL);
-        }
-    }
-    while j < keys {
-        // SAFETY: `j < keys`.
-        unsafe { step(&mut sum, &rows, 0, p_stride, v.add(j * NV)) };
-        j += 1;
-        for row in &mut rows {
-            *row = row.wrapping_add(1);
-        }
-    }
-    for (r, sum) in sum.into_iter().enumerate() {
-        for (c, sum) in sum.into_iter().enumerate() {
-            // SAFETY: the caller's duty.
-            unsafe {
-                let (row, factor) = (acc.add(r * acc_stride + 16 * c), _mm512_set1_ps(*factors.add(r)));
-                _mm512_storeu_ps(row, _mm512_fmadd_ps(_mm512_loadu_ps(row), factor, sum));
+    let mut j = from;
+    loop {
+        let end = run_end(j, to, SUM_RUN);
+        let mut sum = [[_mm512_setzero_ps(); 2]; MR];
+        while j + UNROLL <= end {
+            for u in 0..UNROLL {
+                // SAFETY: `j + u < to`.
+                unsafe { step(&mut sum, &rows, u, p_stride, v.add((j + u) * NV)) };
+            }
+            j += UNROLL;
+            for row in &mut rows {
+                *row = row.wrapping_add(UNROLL);
             }
         }
+        while j < end {
+            // SAFETY: `j < to`.
+            unsafe { step(&mut sum, &rows, 0, p_stride, v.add(j * NV)) };
+            j += 1;
+            for row in &mut rows {
+                *row = row.wrapping_add(1);
+            }
+        }
+        for (r, sum) in sum.into_iter().enumerate() {
+            for (c, sum) in sum.into_iter().enumerate() {
+                // SAFETY: the caller's duty.
+                unsafe {
+                    let (to, factor) = (acc.add(r * acc_stride + 16 * c), _mm512_set1_ps(*factors.add(r)));
+                    let sum = if fresh { sum } else { _mm512_fmadd_ps(_mm512_loadu_ps(to), factor, sum) };
+                    _mm512_storeu_ps(to, sum);
+                }
+            }
+        }
+        fresh = false;
+        if j >= to {
+            break;
+        }
+        factors = ONES.as_ptr();
     }
 }
 

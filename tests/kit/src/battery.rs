@@ -481,6 +481,7 @@ impl Battery {
                     v: &tile,
                     tile_keys,
                     factors: &factors,
+                    fresh: false,
                     acc: &mut acc,
                     acc_stride,
                 };

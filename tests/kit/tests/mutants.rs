@@ -160,7 +160,7 @@ fn weighted_sum_misses_the_last_key(mut w: WeightedSum<'_>) {
 }
 
 fn weighted_sum_backwards(w: WeightedSum<'_>) {
-    let mut factors = w.factors.to_vec();
+    let (mut factors, mut fresh) = (w.factors.to_vec(), w.fresh);
     for j in (w.from..w.to).rev() {
         let (p, v, acc) = (w.p, w.v, &mut *w.acc);
         let (p_stride, tile_keys, acc_stride) = (w.p_stride, w.tile_keys, w.acc_stride);
@@ -172,10 +172,12 @@ fn weighted_sum_backwards(w: WeightedSum<'_>) {
             v,
             tile_keys,
             factors: &factors,
+            fresh,
             acc,
             acc_stride
         }));
         factors.fill(1.0);
+        fresh = false;
     }
     if w.from == w.to {
         right!(weighted_sum(w));
@@ -185,6 +187,10 @@ fn weighted_sum_backwards(w: WeightedSum<'_>) {
 fn weighted_sum_takes_one_factor(w: WeightedSum<'_>) {
     let factors = vec![w.factors[0]; w.factors.len()];
     right!(weighted_sum(WeightedSum { factors: &factors, ..w }));
+}
+
+fn weighted_sum_reads_what_is_fresh(w: WeightedSum<'_>) {
+    right!(weighted_sum(WeightedSum { fresh: false, ..w }));
 }
 
 fn decode_scores_miss_the_last_key(a: DecodeScores<'_>) {
@@ -264,6 +270,7 @@ fn each_planted_fault_fails_the_battery() {
         ("weighted_sum misses a key", "weighted_sum", with!(weighted_sum: weighted_sum_misses_the_last_key)),
         ("weighted_sum backwards", "weighted_sum", with!(weighted_sum: weighted_sum_backwards)),
         ("weighted_sum, one factor", "weighted_sum", with!(weighted_sum: weighted_sum_takes_one_factor)),
+        ("weighted_sum reads what is fresh", "weighted_sum", with!(weighted_sum: weighted_sum_reads_what_is_fresh)),
         ("decode_scores miss a key", "decode_scores", with!(decode_scores: decode_scores_miss_the_last_key)),
         ("decode_scores turn nothing", "decode_scores", with!(decode_scores: decode_scores_turn_nothing)),
         ("decode_scores repeat row 0", "decode_scores", with!(decode_scores: decode_scores_repeat_row_0)),

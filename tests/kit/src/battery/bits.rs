@@ -5,7 +5,6 @@
 
 use super::*;
 use rotile_core::TierName;
-use rotile_core::kernel::RUN;
 
 /// A NaN that no kernel makes.
 const UNTOUCHED: u32 = 0x7fc0_dead;
@@ -38,11 +37,11 @@ impl Battery {
         a.iter().zip(b).fold(0.0, |sum, (a, b)| self.multiply_add(*a, *b, sum))
     }
 
-    /// `before * factor` and runs of products; the first of the products has index `from`.
-    fn runs(&self, before: f32, factor: f32, from: usize, a: &[f32], b: &[f32]) -> f32 {
-        let first = a.len().min(RUN - from % RUN);
+    /// `before * factor` and products in runs of `run`; the first of the products has index `from`.
+    fn runs(&self, run: usize, before: f32, factor: f32, from: usize, a: &[f32], b: &[f32]) -> f32 {
+        let first = a.len().min(run - from % run);
         let start = self.multiply_add(before, factor, self.chain(&a[..first], &b[..first]));
-        let rest = a[first..].chunks(RUN).zip(b[first..].chunks(RUN));
+        let rest = a[first..].chunks(run).zip(b[first..].chunks(run));
         rest.fold(start, |sum, (a, b)| sum + self.chain(a, b))
     }
 
@@ -94,7 +93,7 @@ impl Battery {
         expect_same(&loaded, &q_bits.concat(), &|| self.what("load", format!("{rows} rows, {shape}")));
         let s = self.packed_scores((q.rows(), q_rotation, 0.37), &k, k_turned.as_ref());
         for (s, q) in s.iter().zip(&q_bits) {
-            let want: Vec<f32> = k_bits.iter().map(|k| self.runs(0.0, 1.0, 0, q, k)).collect();
+            let want: Vec<f32> = k_bits.iter().map(|k| self.runs(self.k.dot_run, 0.0, 1.0, 0, q, k)).collect();
             expect_same(&s[..keys], &want, &|| self.what("scores", format!("{rows} x {keys}, {shape}: in runs")));
         }
     }
@@ -165,7 +164,9 @@ impl Battery {
     fn weighted_sum_bits(&self, rng: &mut Rng, dim: usize, dtype: DType) {
         let Kernels { mr, nv, .. } = *self.k;
         let padded = dim.next_multiple_of(nv);
-        for (tile_keys, from, to) in [(8, 0, 8), (24, 3, 17), (33, 1, 33), (16, 5, 6), (100, 7, 97), (64, 32, 64)] {
+        let tiles = [(8, 0, 8), (24, 3, 17), (33, 1, 33), (16, 5, 6), (100, 7, 97), (64, 32, 64), (300, 60, 290)];
+        for (i, (tile_keys, from, to)) in tiles.into_iter().enumerate() {
+            let fresh = i % 2 == 1;
             let what = || self.what("weighted_sum", format!("{from}..{to} of {tile_keys}, dim {dim}, {dtype}"));
             let v = Scattered::new(rng, to - from, dim, dtype, Side::END);
             let mut tile = Guarded::filled(tile_keys * padded, f32::from_bits(UNTOUCHED), Side::END);
@@ -180,7 +181,11 @@ impl Battery {
             let factors = Guarded::from_slice(&rng.normal(mr), Side::END);
             let acc_stride = padded + 1;
             let before = rng.normal((mr - 1) * acc_stride + padded);
+            // What is fresh must not be read: it is NaN.
             let mut acc = Guarded::from_slice(&before, Side::END);
+            if fresh {
+                acc.chunks_mut(acc_stride).for_each(|row| row[..padded].fill(f32::NAN));
+            }
             let args = WeightedSum {
                 p: &p,
                 p_stride,
@@ -189,6 +194,7 @@ impl Battery {
                 v: &tile,
                 tile_keys,
                 factors: &factors,
+                fresh,
                 acc: &mut acc,
                 acc_stride,
             };
@@ -199,7 +205,15 @@ impl Battery {
             for (r, row) in want.chunks_mut(acc_stride).enumerate() {
                 for (c, x) in row[..padded].iter_mut().enumerate() {
                     let column: Vec<f32> = values.iter().map(|v| v.get(c).copied().unwrap_or(0.0)).collect();
-                    *x = self.runs(*x, factors[r], from, &p[r * p_stride + from..][..to - from], &column);
+                    let start = if fresh { 0.0 } else { *x };
+                    *x = self.runs(
+                        self.k.sum_run,
+                        start,
+                        factors[r],
+                        from,
+                        &p[r * p_stride + from..][..to - from],
+                        &column,
+                    );
                 }
             }
             expect_same(&acc, &want, &|| format!("{}: in runs", what()));
