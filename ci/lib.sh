@@ -29,5 +29,11 @@ aarch64_std() {
     export RUSTC=/usr/bin/rustc
 }
 
+# True if this CPU has what the AVX-512 tier needs.
+has_avx512() {
+    local flag
+    for flag in avx512f avx512bw avx512vl avx512dq avx2 fma f16c; do grep -qw $flag /proc/cpuinfo || return 1; done
+}
+
 command -v cargo >/dev/null || fail "cargo is missing: install Rust 1.95 or later (rustup.rs)"
 need cc gcc libc6-dev

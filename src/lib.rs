@@ -60,7 +60,7 @@ pub use threads::{Pool, Runner, Threads};
 use rotile_core::kernel::FpControl;
 
 cfg_if::cfg_if! {
-    if #[cfg(all(target_arch = "x86_64", feature = "avx2"))] {
+    if #[cfg(all(target_arch = "x86_64", any(feature = "avx2", feature = "avx512")))] {
         static FP_CONTROL: &FpControl = &rotile_kernels_x86::FP_CONTROL;
     } else if #[cfg(all(target_arch = "aarch64", feature = "neon"))] {
         static FP_CONTROL: &FpControl = &rotile_kernels_arm::FP_CONTROL;
@@ -79,12 +79,13 @@ cfg_if::cfg_if! {
 ///
 /// [`Error::UnknownTier`] or [`Error::TierUnavailable`] if `ROTILE_TIER` names none, or one that is not there.
 pub fn capabilities() -> Result<Capabilities, Error> {
-    let portable = portable::tier(FP_CONTROL);
-    let found: [Option<Tier>; 2] = [Some(portable), best_tier()];
-    let capabilities = match found {
-        [_, Some(best)] => Capabilities::new(&[portable, best]),
-        _ => Capabilities::new(&[portable]),
-    };
+    let mut tiers = [portable::tier(FP_CONTROL); 3];
+    let mut count = 1;
+    for tier in native_tiers().into_iter().flatten() {
+        tiers[count] = tier;
+        count += 1;
+    }
+    let capabilities = Capabilities::new(&tiers[..count]);
     #[cfg(feature = "std")]
     let capabilities = host::hints(capabilities)?;
     Ok(capabilities)
@@ -99,15 +100,25 @@ pub fn plan(spec: &AttentionSpec) -> Result<Plan, Error> {
     Plan::new(&capabilities()?, spec)
 }
 
-/// The tier above portable that this build holds and this CPU can run.
-fn best_tier() -> Option<Tier> {
+/// The tiers above portable that this build holds and this CPU can run, from least to most.
+fn native_tiers() -> [Option<Tier>; 2] {
+    #[cfg(all(target_arch = "x86_64", any(feature = "avx2", feature = "avx512")))]
+    use rotile_kernels_x86 as kernels;
     cfg_if::cfg_if! {
         if #[cfg(all(target_arch = "x86_64", feature = "avx2"))] {
-            rotile_kernels_x86::Avx2::detect().ok().map(rotile_kernels_x86::Avx2::tier)
+            let low = kernels::Avx2::detect().ok().map(kernels::Avx2::tier);
         } else if #[cfg(all(target_arch = "aarch64", feature = "neon"))] {
-            rotile_kernels_arm::Neon::detect().ok().map(rotile_kernels_arm::Neon::tier)
+            let low = rotile_kernels_arm::Neon::detect().ok().map(rotile_kernels_arm::Neon::tier);
         } else {
-            None
+            let low = None;
         }
     }
+    cfg_if::cfg_if! {
+        if #[cfg(all(target_arch = "x86_64", feature = "avx512"))] {
+            let high = kernels::Avx512::detect().ok().map(kernels::Avx512::tier);
+        } else {
+            let high = None;
+        }
+    }
+    [low, high]
 }

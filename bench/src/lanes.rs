@@ -15,7 +15,11 @@ use rotile::{
 ///
 /// A message that says which pin can't be honoured.
 pub fn pinned(wanted: Option<TierName>) -> Result<Capabilities, String> {
-    let features = [(cfg!(feature = "avx2"), TierName::Avx2), (cfg!(feature = "neon"), TierName::Neon)];
+    let features = [
+        (cfg!(feature = "avx2"), TierName::Avx2),
+        (cfg!(feature = "avx512"), TierName::Avx512),
+        (cfg!(feature = "neon"), TierName::Neon),
+    ];
     let mut pins: Vec<TierName> = features.into_iter().filter_map(|(on, tier)| on.then_some(tier)).collect();
     if let Some(tier) = wanted
         && !pins.contains(&tier)

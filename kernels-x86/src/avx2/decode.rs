@@ -10,9 +10,8 @@
 )]
 
 use super::DECODE_ROWS;
-use super::rows::{
-    Ahead, CheckedRows, Element, Kind, LANES, Row, Segment, by_type, each_vector, load, segments, span, store_n,
-};
+use super::rows::{Element, LANES, load, store_n};
+use crate::shared::{Ahead, CheckedRows, Kind, Row, Segment, by_type, each_vector, segments, span};
 use core::arch::x86_64::*;
 use rotile_core::PairStyle;
 use rotile_core::kernel::{DecodeScores, DecodeSum};

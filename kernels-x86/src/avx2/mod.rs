@@ -47,7 +47,7 @@ static AVX2: Kernels = Kernels {
         load: "load_avx2",
     },
     angles: rows::angles_avx2,
-    prefetch: rows::prefetch_avx2,
+    prefetch: crate::shared::prefetch,
     load: rows::load_avx2,
     store: rows::store_avx2,
     pack_q: pack::pack_q_avx2,
@@ -71,7 +71,7 @@ impl Avx2 {
     ///
     /// What is missing.
     pub fn probe(source: &impl CpuidSource) -> Result<Self, &'static str> {
-        probe::ymm_tier(source, &FEATURES).map(|()| Avx2(()))
+        probe::check(source, &FEATURES, &probe::YMM).map(|()| Avx2(()))
     }
 
     /// Asks this CPU.
@@ -92,31 +92,7 @@ impl Avx2 {
 }
 
 #[cfg(test)]
-mod tests {
-    extern crate std;
-    use super::FEATURES;
-    use std::format;
-    use std::string::String;
-    use std::vec::Vec;
-
-    /// Code may use nothing that the probe has not asked for.
-    #[test]
-    fn b74_attributes_name_what_the_probe_checks() {
-        let names: Vec<&str> = FEATURES.iter().map(|f| f.name).filter(|name| *name != "avx").collect();
-        let attribute = format!("#[target_feature(enable = \"{}\")]", names.join(","));
-        let (mut files, mut attributes) = (0, 0);
-        for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/avx2")).unwrap() {
-            let path = file.unwrap().path();
-            let source: String = std::fs::read_to_string(&path).unwrap();
-            files += 1;
-            for line in source.lines().map(str::trim).filter(|line| line.starts_with("#[target_feature")) {
-                assert_eq!(line, attribute, "{}", path.display());
-                attributes += 1;
-            }
-        }
-        assert!(
-            files >= 7 && attributes > 50,
-            "{attributes} attributes in {files} files: does this test look in the right place?"
-        );
-    }
+#[test]
+fn b74_attributes_name_what_the_probe_checks() {
+    probe::attributes_name("avx2", &FEATURES, &["avx"]);
 }

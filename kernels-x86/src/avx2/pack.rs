@@ -6,10 +6,9 @@
     reason = "an index that runs over several arrays of vectors; iterator adapters with closures become calls here"
 )]
 
-use super::rows::{
-    CheckedRows, Element, Kind, LANES, PAIR_ORDER, Row, Segment, by_type, each_vector, load_avx2, segments,
-};
+use super::rows::{Element, LANES, PAIR_ORDER, load_avx2};
 use super::{MR, NR, NV};
+use crate::shared::{CheckedRows, Kind, Row, Segment, by_type, each_vector, segments};
 use core::arch::x86_64::*;
 use rotile_core::kernel::{Rotation, Rows};
 

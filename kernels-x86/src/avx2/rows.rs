@@ -1,16 +1,17 @@
 //! Rows of elements: widening loads of 8, rotation in registers, narrowing stores. What every other kernel of the tier
 //! builds on; no tile and no panel layout lives here.
 
+use crate::shared::{CheckedRows, Kind, Row, Segment, by_type, each_vector, segments};
 use core::arch::x86_64::*;
 use half::{bf16, f16};
+use rotile_core::SliceMut;
 use rotile_core::kernel::{Rotation, Rows};
-use rotile_core::{PairStyle, Slice, SliceMut};
 
 /// Lanes of a vector.
 pub(super) const LANES: usize = 8;
 
 /// A storage type that can be widened on load.
-pub(super) trait Element: Copy {
+pub(crate) trait Element: Copy {
     /// Widens 8 elements.
     ///
     /// # Safety
@@ -170,100 +171,6 @@ pub(super) unsafe fn load<T: Element>(p: *const T, n: usize) -> __m256 {
     unsafe { if n >= LANES { T::load8(p) } else { T::load_n(p, n) } }
 }
 
-/// What happens to a run of elements of a row.
-#[derive(Clone, Copy)]
-pub(super) enum Kind {
-    /// They pass through.
-    Copy,
-    /// They are the first elements of half-style pairs; the second ones are `distance` on, and turn with them.
-    First { distance: usize },
-    /// They are the second elements of half-style pairs: done where the first ones are.
-    Second,
-    /// They are interleaved pairs.
-    Interleaved,
-}
-
-/// A run of elements that are treated alike.
-#[derive(Clone, Copy)]
-pub(super) struct Segment {
-    pub(super) kind: Kind,
-    pub(super) start: usize,
-    pub(super) end: usize,
-}
-
-/// The runs of a row of `dim` elements, in order; empty ones included.
-#[inline]
-pub(super) fn segments(rotation: Option<&Rotation<'_>>, dim: usize) -> [Segment; 5] {
-    let cut = |at: [usize; 6], kinds: [Kind; 5]| {
-        // Sorted up to `dim`, all runs lie in the row and do not overlap, whatever overflowed on the way here.
-        assert!(at.is_sorted(), "rotated elements overlap or leave the row");
-        core::array::from_fn(|i| Segment { kind: kinds[i], start: at[i], end: at[i + 1] })
-    };
-    let none = Kind::Copy;
-    let Some(turn) = rotation.map(|r| r.turn) else {
-        return cut([0, dim, dim, dim, dim, dim], [none; 5]);
-    };
-    let (a, distance) = (turn.offset, turn.distance);
-    match turn.style {
-        PairStyle::Interleaved => {
-            let b = a + 2 * turn.pairs;
-            cut([0, a, b, dim, dim, dim], [none, Kind::Interleaved, none, none, none])
-        }
-        _ => {
-            let (b, c, d) = (a + turn.pairs, a + distance, a + distance + turn.pairs);
-            cut([0, a, b, c, d, dim], [none, Kind::First { distance }, none, Kind::Second, none])
-        }
-    }
-}
-
-/// A row and its angles (dangling without a rotation), as [`CheckedRows`] gives them.
-#[derive(Clone, Copy)]
-pub(super) struct Row<T> {
-    pub(super) data: *const T,
-    cos: *const f32,
-    sin: *const f32,
-}
-
-/// Rows that have been checked against their slices.
-pub(super) struct CheckedRows<'a, T> {
-    data: *const T,
-    at: &'a [usize],
-    cos: *const f32,
-    sin: *const f32,
-    angles_at: &'a [usize],
-}
-
-impl<'a, T> CheckedRows<'a, T> {
-    /// Checks that every row has `dim` readable elements, and angles for all pairs up to a multiple of `ANGLE_PAD`.
-    #[inline]
-    pub(super) fn new(data: &'a [T], rows: &Rows<'a>, rotation: Option<&Rotation<'a>>) -> Self {
-        for &at in rows.at {
-            assert!(at <= data.len() && data.len() - at >= rows.dim, "a row leaves its slice");
-        }
-        let (mut cos, mut sin, mut angles_at) = (core::ptr::dangling(), core::ptr::dangling(), &[][..]);
-        if let Some(Rotation { turn, angles }) = rotation {
-            let len = angles.cos.len().min(angles.sin.len());
-            let padded = rotile_core::rotary::padded(turn.pairs);
-            (cos, sin, angles_at) = (angles.cos.as_ptr(), angles.sin.as_ptr(), &angles.at[..rows.at.len()]);
-            for &at in angles_at {
-                assert!(at <= len && len - at >= padded, "angles leave their slices");
-            }
-        }
-        CheckedRows { data: data.as_ptr(), at: rows.at, cos, sin, angles_at }
-    }
-
-    /// Row `r`.
-    #[inline]
-    pub(super) fn row(&self, r: usize) -> Row<T> {
-        let angles = if self.angles_at.is_empty() { 0 } else { self.angles_at[r] };
-        Row {
-            data: self.data.wrapping_add(self.at[r]),
-            cos: self.cos.wrapping_add(angles),
-            sin: self.sin.wrapping_add(angles),
-        }
-    }
-}
-
 impl<T: Element> Row<T> {
     /// Elements `at..at + n`, `n <= 8`, widened.
     ///
@@ -354,44 +261,6 @@ impl<T: Element> Row<T> {
 
 /// Which pair is in which lane of [`Row::eight_pairs`].
 pub(super) const PAIR_ORDER: [usize; LANES] = [0, 1, 4, 5, 2, 3, 6, 7];
-
-/// Elements from the start of the first of `rows` rows to the end of the last.
-#[inline]
-pub(super) fn span(rows: usize, stride: usize, len: usize) -> usize {
-    let before = (rows - 1).checked_mul(stride);
-    before.and_then(|n| n.checked_add(len)).expect("rows reach beyond the address space")
-}
-
-/// Runs a block for each vector of a range of elements: `at` is its first element, `n` the number of lanes, 8 and known at
-/// compile time in all but a last one. (A closure would be compiled once for both, and called.)
-macro_rules! each_vector {
-    ($start:ident..$end:ident, |$at:ident, $n:ident| $body:block) => {{
-        let mut $at = $start;
-        while $at + $crate::avx2::rows::LANES <= $end {
-            let $n = $crate::avx2::rows::LANES;
-            $body
-            $at += $crate::avx2::rows::LANES;
-        }
-        if $at < $end {
-            let $n = $end - $at;
-            $body
-        }
-    }};
-}
-pub(super) use each_vector;
-
-/// Calls `$kernel::<T>($data, ...)` for the element type of a slice.
-macro_rules! by_type {
-    ($slice:expr, $kernel:ident, $($arg:expr),*) => {
-        match $slice {
-            rotile_core::Slice::F32(data) => $kernel(data, $($arg),*),
-            rotile_core::Slice::F16(data) => $kernel(data, $($arg),*),
-            rotile_core::Slice::Bf16(data) => $kernel(data, $($arg),*),
-            other => unreachable!("no kernel for {}", other.dtype()),
-        }
-    };
-}
-pub(super) use by_type;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn load_avx2(
@@ -531,50 +400,6 @@ pub(super) fn angles_avx2(
             let s = _mm256_fmadd_pd(bs, fc, _mm256_mul_pd(bc, fs));
             _mm_storeu_ps(cos.as_mut_ptr().add(at), _mm256_cvtpd_ps(c));
             _mm_storeu_ps(sin.as_mut_ptr().add(at), _mm256_cvtpd_ps(s));
-        }
-    }
-}
-
-/// See [`rotile_core::kernel::Kernels::prefetch`].
-pub(super) fn prefetch_avx2(start: *const u8, bytes: usize) {
-    const LINE: usize = 64;
-    let end = start.wrapping_add(bytes);
-    let mut line = start.wrapping_sub(start.addr() % LINE);
-    while line < end {
-        // SAFETY: SSE is part of every x86-64 CPU, and a hint never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-        line = line.wrapping_add(LINE);
-    }
-}
-
-/// Rows to be asked for ahead of use. Hints only: nothing is read through it.
-pub(super) struct Ahead<'a> {
-    base: *const u8,
-    at: &'a [usize],
-    /// Bytes of an element.
-    size: usize,
-    /// Bytes of a row.
-    bytes: usize,
-}
-
-impl<'a> Ahead<'a> {
-    /// `rows`, or none.
-    pub(super) fn new(rows: Option<Rows<'a>>) -> Self {
-        let Some(rows) = rows else { return Ahead { base: core::ptr::null(), at: &[], size: 0, bytes: 0 } };
-        let (base, size) = match rows.data {
-            Slice::F32(s) => (s.as_ptr().cast::<u8>(), 4),
-            Slice::F16(s) => (s.as_ptr().cast(), 2),
-            Slice::Bf16(s) => (s.as_ptr().cast(), 2),
-            other => unreachable!("no kernel for {}", other.dtype()),
-        };
-        Ahead { base, at: rows.at, size, bytes: rows.dim * size }
-    }
-
-    /// Asks for the cache lines of row `r`, if there is such a row.
-    #[inline]
-    pub(super) fn ask(&self, r: usize) {
-        if r < self.at.len() {
-            prefetch_avx2(self.base.wrapping_add(self.at[r].wrapping_mul(self.size)), self.bytes);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The AVX2 score tile, 6 query rows by 16 keys: S = Q K^T by outer products. Masks and softmax live elsewhere.
 
-use super::rows::span;
 use super::{DOT_RUN, MR, NR};
+use crate::shared::span;
 use core::arch::x86_64::*;
 use rotile_core::kernel::run_end;
 

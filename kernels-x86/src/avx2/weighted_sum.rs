@@ -1,7 +1,7 @@
 //! The AVX2 weighted sum, 6 rows by 16 value columns: acc = acc * factor + P V, values in column panels.
 
-use super::rows::span;
 use super::{MR, NV, SUM_RUN};
+use crate::shared::span;
 use core::arch::x86_64::*;
 use rotile_core::kernel::{WeightedSum, run_end};
 

@@ -1,7 +1,7 @@
 //! The one battery that every tier has to pass: each function of its table against a plain statement of its contract in
 //! f64, over shapes that follow from its tile, with inputs and outputs against guard pages.
 //!
-//! `ROTILE_BATTERY=small` takes fewer head dims, for emulators.
+//! `ROTILE_BATTERY=small` takes fewer head dims, for emulators; `ROTILE_BATTERY=16,24` takes these.
 
 mod bits;
 
@@ -23,13 +23,16 @@ const SIDES: [Side; 2] = [Side::START, Side::END];
 ///
 /// At the first thing that is wrong, naming the function and the shape.
 pub fn run(tier: Tier) {
-    let small = std::env::var("ROTILE_BATTERY").is_ok_and(|v| v == "small");
-    let dims: &[usize] = match small {
-        true => &[1, 3, 8, 17, 33, 80, 128],
-        false => &[1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 63, 64, 65, 80, 96, 128, 192, 576],
+    let asked = std::env::var("ROTILE_BATTERY").unwrap_or_default();
+    let dims = match asked.as_str() {
+        "small" => vec![1, 3, 8, 17, 33, 80, 128],
+        "" | "full" => {
+            vec![1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 63, 64, 65, 80, 96, 128, 192, 576]
+        }
+        list => list.split(',').map(|dim| dim.parse().expect("ROTILE_BATTERY: small, full or head dims")).collect(),
     };
-    eprintln!("kernel battery, tier {}: head dims {dims:?}{}", tier.name(), if small { " (small)" } else { "" });
-    run_dims(tier, dims);
+    eprintln!("kernel battery, tier {}: head dims {dims:?}", tier.name());
+    run_dims(tier, &dims);
 }
 
 /// Runs everything for these head dims.
