@@ -103,8 +103,11 @@ const KEY_TILE: usize = 256;
 const BLOCK_ROWS: usize = 768;
 /// Up to this many flattened rows, packing keys costs more than it saves.
 const FEW_ROWS: usize = 16;
-/// Keys of a few-row tile: at head_dim 128 they are half of a 32 KiB L1.
+/// Least keys of a few-row tile.
 pub(crate) const FEW_KEY_TILE: usize = 32;
+/// Elements of the keys of a few-row tile, where that is more: half of a 32 KiB L1 in f32. (Twice as many keys of half the
+/// head_dim share the fixed cost of a softmax row.)
+const FEW_KEY_ELEMENTS: usize = 4096;
 /// Keys of a few-row task: short enough to occupy many cores, long enough that merging is noise.
 const SPLIT_KEYS: usize = 1024;
 /// Tokens of an `append` or `rotate` task.
@@ -273,7 +276,7 @@ fn arena_bytes(floats: &[usize]) -> usize {
 impl Tile {
     fn choose(kernels: &Kernels, spec: &AttentionSpec, l1: usize, l2: usize) -> Tile {
         let (mr, nr) = (kernels.mr, kernels.nr);
-        assert!(mr <= MAX_TILE && nr <= MAX_TILE && FEW_KEY_TILE <= MAX_TILE);
+        assert!(mr <= MAX_TILE && nr <= MAX_TILE);
         // The scores of a tile take at most a quarter of L1, up to the size beyond which nothing is gained.
         let key_tile = (l1 / 4 / (4 * mr)).clamp(nr, KEY_TILE) / nr * nr;
         // Packed K and V of a superblock take at most half of L2, and whole key tiles; one tile at the least.
@@ -286,7 +289,8 @@ impl Tile {
             superblock,
             block_rows: BLOCK_ROWS.next_multiple_of(mr),
             few_rows: FEW_ROWS,
-            few_key_tile: FEW_KEY_TILE,
+            few_key_tile: (FEW_KEY_ELEMENTS / spec.head_dim_qk.max(spec.head_dim_v) / FEW_KEY_TILE * FEW_KEY_TILE)
+                .clamp(FEW_KEY_TILE, MAX_TILE.min(kernels.sum_run)),
             split_keys: SPLIT_KEYS,
         }
     }
