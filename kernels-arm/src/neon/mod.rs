@@ -52,6 +52,7 @@ static NEON: Kernels = Kernels {
         load: "load_neon",
     },
     angles: rows::angles_neon,
+    prefetch: rows::prefetch_neon,
     load: rows::load_neon,
     store: rows::store_neon,
     pack_q: pack::pack_q_neon,

@@ -525,25 +525,24 @@ pub(super) fn angles_neon(
     }
 }
 
-/// Asks for the cache lines of `elements` elements from `from` on of row `r`, if there is such a row. A hint: nothing is
-/// read.
+/// See [`rotile_core::kernel::Kernels::prefetch`].
 #[inline]
-pub(super) fn prefetch(ahead: Option<&Rows<'_>>, r: usize, from: usize, elements: usize) {
+pub(super) fn prefetch_neon(start: *const u8, bytes: usize) {
     const LINE: usize = 64;
-    let Some(rows) = ahead else { return };
-    let Some(&at) = rows.at.get(r) else { return };
-    let (base, size) = match rows.data {
-        Slice::F32(s) => (s.as_ptr().cast::<u8>(), 4),
-        Slice::F16(s) => (s.as_ptr().cast(), 2),
-        Slice::Bf16(s) => (s.as_ptr().cast(), 2),
-        _ => return,
-    };
-    let end = (at + (from + elements).min(rows.dim)) * size;
-    let mut byte = (at + from) * size;
-    while byte < end {
-        let line = base.wrapping_add(byte);
+    let end = start.wrapping_add(bytes);
+    let mut line = start.wrapping_sub(start.addr() % LINE);
+    while line < end {
         // SAFETY: PRFM never faults, whatever the address.
         unsafe { asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) };
-        byte += LINE;
+        line = line.wrapping_add(LINE);
     }
+}
+
+/// Asks for `elements` elements from `from` on of row `r`, if there is such a row.
+#[inline]
+pub(super) fn prefetch(ahead: Option<&Rows<'_>>, r: usize, from: usize, elements: usize) {
+    let Some(rows) = ahead else { return };
+    let Some(&at) = rows.at.get(r) else { return };
+    let elements = elements.min(rows.dim.saturating_sub(from));
+    prefetch_neon(rows.data.address(at + from), elements * rows.data.dtype().size());
 }
