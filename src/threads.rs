@@ -21,21 +21,23 @@ fn work(next: &AtomicUsize, tasks: usize, workspace: &mut [u8], body: &Body<'_>)
     }
 }
 
-/// One workspace for each thread.
-fn grow(workspaces: &mut [Vec<u8>], len: usize) -> Result<(), Error> {
-    for workspace in workspaces {
-        let have = workspace.len();
-        if have < len {
-            let short = |_| Error::TooShort { what: "memory for a workspace".into(), need: len, have };
-            workspace.try_reserve_exact(len - have).map_err(short)?;
-            workspace.resize(len, 0);
-        }
+/// Makes sure of `len` bytes.
+fn grow(bytes: &mut Vec<u8>, len: usize, what: &'static str) -> Result<(), Error> {
+    let have = bytes.len();
+    if have < len {
+        bytes.try_reserve_exact(len - have).map_err(|_| Error::TooShort { what: what.into(), need: len, have })?;
+        bytes.resize(len, 0);
     }
     Ok(())
 }
 
+/// One workspace for each thread.
+fn grow_all(workspaces: &mut [Vec<u8>], len: usize) -> Result<(), Error> {
+    workspaces.iter_mut().try_for_each(|workspace| grow(workspace, len, "memory for a workspace"))
+}
+
 /// Scoped threads, started for each phase of a call: no state, and some 20 microseconds for each start.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Threads {
     workspaces: Vec<Vec<u8>>,
 }
@@ -47,11 +49,17 @@ impl Threads {
     }
 }
 
+impl Default for Threads {
+    fn default() -> Self {
+        Threads::new(1)
+    }
+}
+
 // SAFETY: an index is handed out by one atomic increment, so once; the scope joins every thread before `for_each`
 // returns; every thread has a workspace of its own.
 unsafe impl Executor for Threads {
     fn prepare(&mut self, workspace_len: usize) -> Result<(), Error> {
-        grow(&mut self.workspaces, workspace_len)
+        grow_all(&mut self.workspaces, workspace_len)
     }
 
     fn for_each(&mut self, tasks: usize, body: &Body<'_>) {
@@ -187,7 +195,7 @@ impl Pool {
 // nobody is busy, which the lock makes visible; every seat has a workspace of its own.
 unsafe impl Executor for Pool {
     fn prepare(&mut self, workspace_len: usize) -> Result<(), Error> {
-        grow(&mut self.workspaces, workspace_len)
+        grow_all(&mut self.workspaces, workspace_len)
     }
 
     fn for_each(&mut self, tasks: usize, body: &Body<'_>) {
@@ -234,16 +242,23 @@ impl Drop for Pool {
 
 /// The threads of the rayon pool that is current where a call runs: `pool.install(|| runner.run(..))` chooses another.
 #[cfg(feature = "rayon")]
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Rayon {
     workspaces: Vec<Vec<u8>>,
 }
 
 #[cfg(feature = "rayon")]
 impl Rayon {
-    /// Workspaces come with the first call.
+    /// Workspaces come with the first call; without them, one job runs all tasks.
     pub fn new() -> Self {
-        Self::default()
+        Rayon { workspaces: vec![Vec::new()] }
+    }
+}
+
+#[cfg(feature = "rayon")]
+impl Default for Rayon {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -253,7 +268,7 @@ impl Rayon {
 unsafe impl Executor for Rayon {
     fn prepare(&mut self, workspace_len: usize) -> Result<(), Error> {
         self.workspaces.resize_with(rayon::current_num_threads().max(1), Vec::new);
-        grow(&mut self.workspaces, workspace_len)
+        grow_all(&mut self.workspaces, workspace_len)
     }
 
     fn for_each(&mut self, tasks: usize, body: &Body<'_>) {
@@ -296,13 +311,7 @@ impl<E: Executor> Runner<E> {
     ///
     /// As [`Plan::prepare`]; nothing has been written then.
     pub fn run(&mut self, plan: &Plan, batch: &mut Batch<'_>) -> Result<(), Error> {
-        let need = plan.scratch_len(batch.sequences);
-        let have = self.scratch.len();
-        if have < need {
-            let short = |_| Error::TooShort { what: "memory for scratch".into(), need, have };
-            self.scratch.try_reserve_exact(need - have).map_err(short)?;
-            self.scratch.resize(need, 0);
-        }
+        grow(&mut self.scratch, plan.scratch_len(batch.sequences), "memory for scratch")?;
         plan.prepare(batch, &mut self.scratch)?.run_on(&mut self.executor)
     }
 }

@@ -336,9 +336,10 @@ fn b64_unknown_cache_sizes_give_default_tiles() {
             let plan = rotile::Plan::new(&tier, &spec).unwrap();
             assert!(plan.workspace_len() <= 3 << 19, "{} bytes for 8192 tokens", plan.workspace_len());
             assert!(plan.scratch_len(&[rotile::Sequence::new(8192, 8192)]) < 4096);
-            // Unknown sizes are taken for usual ones, which hold as many whole tiles as 256 keys give.
-            let Tile { nr, key_tile, .. } = *plan.tile();
-            assert!(key_tile + nr > 256 && key_tile.is_multiple_of(nr), "{:?}", plan.tile());
+            // Unknown sizes are taken for usual ones: as many whole panels as 256 keys give, or as a quarter of L1 holds.
+            let Tile { mr, nr, key_tile, .. } = *plan.tile();
+            let more = key_tile + nr;
+            assert!(key_tile.is_multiple_of(nr) && (more > 256 || 4 * mr * more > 8 << 10), "{:?}", plan.tile());
             // A small L1 is heeded: scores of a tile take a quarter of it at most.
             (tier.l1_bytes, tier.l2_bytes) = (8 << 10, 128 << 10);
             let small = rotile::Plan::new(&tier, &spec).unwrap();

@@ -95,6 +95,22 @@ fn each_task_runs_once() {
     assert_eq!(Pool::new(0).unwrap().threads(), 1);
 }
 
+/// Defaults run, and so does what nobody prepared: a body that needs no workspace may be called with an empty one.
+#[test]
+fn executors_as_they_come_run_each_task_once() {
+    fn runs(mut executor: impl Executor, name: &str) {
+        let ran: Vec<AtomicUsize> = (0..9).map(|_| AtomicUsize::new(0)).collect();
+        executor.for_each(9, &|task, _| {
+            ran[task].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(ran.iter().all(|n| n.load(Ordering::Relaxed) == 1), "{name}: {ran:?}");
+    }
+    runs(Threads::default(), "threads");
+    runs(Pool::new(2).unwrap(), "pool");
+    runs(Rayon::default(), "rayon");
+    assert_eq!(Problem::new(1).run(&mut Runner::<Threads>::default()), Problem::new(1).run(&mut Runner::new(2)));
+}
+
 #[test]
 fn a_panic_in_a_task_reaches_the_caller_and_the_pool_goes_on() {
     let mut pool = Pool::new(3).unwrap();

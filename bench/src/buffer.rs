@@ -64,12 +64,7 @@ impl Buffer {
     /// `len` zeros, to be written.
     pub(crate) fn zeros(dtype: DType, len: usize) -> Buffer {
         let data = Data::zeros(len + ALIGN / dtype.size(), dtype);
-        let address = match data.as_slice() {
-            Slice::F32(s) => s.as_ptr() as usize,
-            Slice::F16(s) => s.as_ptr() as usize,
-            Slice::Bf16(s) => s.as_ptr() as usize,
-            other => unreachable!("the kit makes no data of type {}", other.dtype()),
-        };
+        let address = data.as_slice().address(0) as usize;
         let start = (address.next_multiple_of(ALIGN) - address) / dtype.size();
         Buffer { data, start, len }
     }

@@ -22,7 +22,7 @@ pub(crate) struct AngleRows<'a> {
     base_sin: &'a mut [f64],
     /// The position whose base row is held.
     base: Option<u32>,
-    /// The last token of the last fill, and its row.
+    /// The token last filled, and its row.
     last: Option<(usize, usize)>,
     /// Row lists of the last fill.
     at: [usize; MAX_TILE],
@@ -69,27 +69,26 @@ impl<'a> AngleRows<'a> {
     /// The angles of flattened rows `rows`: `group` rows share a token.
     pub(crate) fn fill_grouped(&mut self, rows: Range<usize>, group: usize) {
         self.rows = rows.len();
-        let (mut last, mut row) = (None, 0);
-        if let Some((token, row)) = self.last
-            && rows.start / group == token
-        {
-            // The token before goes on: no new angles.
-            let from = row * self.padded..(row + 1) * self.padded;
-            self.cos.copy_within(from.clone(), 0);
-            self.sin.copy_within(from, 0);
-            last = Some(token);
-        }
         for (i, (token, _)) in FlatRows::new(rows, group).enumerate() {
-            if last.is_some_and(|last| last != token) {
-                row += 1;
-            }
-            if last != Some(token) {
-                self.fill_row(row, token);
-                last = Some(token);
-            }
+            let row = match self.last {
+                Some((last, row)) if last == token => {
+                    if i == 0 && row > 0 {
+                        // The last token of the fill before goes on: no new angles.
+                        let from = row * self.padded..(row + 1) * self.padded;
+                        self.cos.copy_within(from.clone(), 0);
+                        self.sin.copy_within(from, 0);
+                    }
+                    if i == 0 { 0 } else { row }
+                }
+                last => {
+                    let row = if i == 0 { 0 } else { last.map_or(0, |(_, row)| row + 1) };
+                    self.fill_row(row, token);
+                    row
+                }
+            };
+            self.last = Some((token, row));
             self.at[i] = row * self.padded;
         }
-        self.last = last.map(|token| (token, row));
     }
 
     /// True if consecutive tokens have consecutive positions, whose angles add up.
@@ -106,13 +105,18 @@ impl<'a> AngleRows<'a> {
         }
     }
 
-    /// The angles that turn `rows` rows back from `token` to position 0, with amplitude 1.
-    pub(crate) fn fill_back(&mut self, token: usize, rows: usize) {
-        self.rows = rows;
-        self.at[..rows].fill(0);
+    /// The same angles with amplitude 1, if they come from a table.
+    pub(crate) fn unscaled(mut self) -> Self {
         if let Rotary::Table(table) = &mut self.rotary {
             *table = table.with_attention_factor(1.0);
         }
+        self
+    }
+
+    /// The angles that turn `rows` rows back from `token` to position 0.
+    pub(crate) fn fill_back(&mut self, token: usize, rows: usize) {
+        self.rows = rows;
+        self.at[..rows].fill(0);
         self.fill_row(0, token);
         self.sin[..self.padded].iter_mut().for_each(|sin| *sin = -*sin);
     }

@@ -548,6 +548,7 @@ impl<'a> Head<'a> {
         // A key at position p + j is turned by j, and the queries are turned back by p, once per tile: that is 32 rows of
         // angles for all keys, where a row for each took as long as its scores.
         let mut back = self.key_angles(back_floats).filter(|_| end > base).filter(AngleRows::is_consecutive);
+        back = back.map(AngleRows::unscaled);
         if let (Some(angles), Some(_)) = (&mut angles, &back) {
             angles.fill_differences(key_tile.min(end - base));
         }
@@ -555,19 +556,18 @@ impl<'a> Head<'a> {
         while base < end {
             let slots = base.max(seen.start)..end.min(base + key_tile);
             let next = slots.end..end.min(slots.end + key_tile);
-            for first in (0..rows).step_by(chunk) {
-                let (Some(back), now) = (&mut back, first..rows.min(first + chunk)) else { break };
-                if first == 0 {
-                    back.fill_back(slots.start, chunk);
+            if let Some(back) = &mut back {
+                back.fill_back(slots.start, chunk);
+                for first in (0..rows).step_by(chunk) {
+                    let now = first..rows.min(first + chunk);
+                    for (at, r) in k_at.iter_mut().zip(now.clone()) {
+                        *at = r * d;
+                    }
+                    let q_rows = Rows { data: Slice::F32(q), at: &k_at[..now.len()], dim: d };
+                    // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                    unsafe { (kernels.load)(q_rows, back.rotation(), 1.0, &mut turned[now.start * d..now.end * d], d) };
                 }
-                for (at, r) in k_at.iter_mut().zip(now.clone()) {
-                    *at = r * d;
-                }
-                let q_rows = Rows { data: Slice::F32(q), at: &k_at[..now.len()], dim: d };
-                // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
-                unsafe { (kernels.load)(q_rows, back.rotation(), 1.0, &mut turned[now.start * d..now.end * d], d) };
-            }
-            if let (Some(angles), None) = (&mut angles, &back) {
+            } else if let Some(angles) = &mut angles {
                 angles.fill(slots.clone());
             }
             let q = if back.is_some() { &turned[..] } else { &q[..] };

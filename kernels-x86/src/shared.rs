@@ -2,8 +2,8 @@
 //! slices, rows to be asked for. Loads, arithmetic and layouts are each tier's own.
 
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use rotile_core::PairStyle;
 use rotile_core::kernel::{Rotation, Rows};
-use rotile_core::{PairStyle, Slice};
 
 /// What happens to a run of elements of a row.
 #[derive(Clone, Copy)]
@@ -68,13 +68,13 @@ pub(crate) struct CheckedRows<'a, T> {
     angles_at: &'a [usize],
 }
 
-impl<'a, T> CheckedRows<'a, T> {
+impl<'a, T: Copy> CheckedRows<'a, T> {
     /// Checks that every row has `dim` readable elements, and angles for all pairs up to a multiple of `ANGLE_PAD`.
     #[inline]
     pub(crate) fn new(data: &'a [T], rows: &Rows<'a>, rotation: Option<&Rotation<'a>>) -> Self {
-        for &at in rows.at {
-            assert!(at <= data.len() && data.len() - at >= rows.dim, "a row leaves its slice");
-        }
+        // `data` is what `rows` lie in, its type known.
+        assert_eq!(data.len(), rows.data.len());
+        rows.check();
         let (mut cos, mut sin, mut angles_at) = (core::ptr::dangling(), core::ptr::dangling(), &[][..]);
         if let Some(Rotation { turn, angles }) = rotation {
             let len = angles.cos.len().min(angles.sin.len());
@@ -85,6 +85,21 @@ impl<'a, T> CheckedRows<'a, T> {
             }
         }
         CheckedRows { data: data.as_ptr(), at: rows.at, cos, sin, angles_at }
+    }
+
+    /// N rows from `j` on, and the index of their first. The last group overlaps the one before; fewer than N rows repeat the
+    /// last one. Either way a row has the same result, and there is one body for all.
+    #[inline(always)]
+    pub(crate) fn group<const N: usize>(&self, j: usize) -> (usize, [Row<T>; N]) {
+        let rows = self.at.len();
+        let first = j.min(rows.saturating_sub(N));
+        let mut group = [self.row(first); N];
+        let mut k = 1;
+        while k < N {
+            group[k] = self.row((first + k).min(rows - 1));
+            k += 1;
+        }
+        (first, group)
     }
 
     /// Row `r`.
@@ -99,12 +114,15 @@ impl<'a, T> CheckedRows<'a, T> {
     }
 }
 
-/// Elements from the start of the first of `rows` rows to the end of the last.
-#[inline]
-pub(crate) fn span(rows: usize, stride: usize, len: usize) -> usize {
-    let before = (rows - 1).checked_mul(stride);
-    before.and_then(|n| n.checked_add(len)).expect("rows reach beyond the address space")
-}
+// How keys turn on the way through the few-row scores: compiled in, because choosing anew for every few keys costs as much as
+// they do.
+
+/// Not at all.
+pub(crate) const PLAIN: u8 = 0;
+/// Half-style pairs.
+pub(crate) const HALF: u8 = 1;
+/// Interleaved pairs.
+pub(crate) const INTERLEAVED: u8 = 2;
 
 /// Runs a block for each vector of a range of elements: `at` is its first element, `n` the number of lanes, all `LANES` (of
 /// the module that calls) and known at compile time in all but a last one. (A closure would be compiled once for both, and called.)
@@ -163,13 +181,8 @@ impl<'a> Ahead<'a> {
     /// `rows`, or none.
     pub(crate) fn new(rows: Option<Rows<'a>>) -> Self {
         let Some(rows) = rows else { return Ahead { base: core::ptr::null(), at: &[], size: 0, bytes: 0 } };
-        let (base, size) = match rows.data {
-            Slice::F32(s) => (s.as_ptr().cast::<u8>(), 4),
-            Slice::F16(s) => (s.as_ptr().cast(), 2),
-            Slice::Bf16(s) => (s.as_ptr().cast(), 2),
-            other => unreachable!("no kernel for {}", other.dtype()),
-        };
-        Ahead { base, at: rows.at, size, bytes: rows.dim * size }
+        let size = rows.data.dtype().size();
+        Ahead { base: rows.data.address(0), at: rows.at, size, bytes: rows.dim * size }
     }
 
     /// Asks for the cache lines of these rows, as far as there are such rows.

@@ -36,8 +36,8 @@ fn decode_scores<T: Element>(data: &[T], a: DecodeScores<'_>) {
 
 #[target_feature(enable = "neon")]
 fn score_rows<T: Element, const R: usize>(data: &[T], a: DecodeScores<'_>) {
+    a.check(R);
     let (keys, dim) = (a.k.at.len(), a.k.dim);
-    assert!(a.q.len() >= (R - 1) * a.q_stride + dim && a.s.len() >= (R - 1) * a.s_stride + keys);
     let rotation = a.rotation.as_ref();
     let runs = Runs::new(rotation, dim);
     for_each_vector!(0, keys, |j, n| {
@@ -133,10 +133,8 @@ fn decode_sum<T: Element>(data: &[T], a: DecodeSum<'_>) {
 
 #[target_feature(enable = "neon")]
 fn sum_rows<T: Element, const R: usize>(data: &[T], a: DecodeSum<'_>) {
-    let (keys, dim) = (a.v.at.len(), a.v.dim);
-    assert!(a.factors.len() >= R && a.acc.len() >= (R - 1) * a.acc_stride + dim);
-    assert!(keys == 0 || a.p.len() >= (R - 1) * a.p_stride + keys);
-    assert!(a.v.at.iter().all(|&at| at <= data.len() && data.len() - at >= dim));
+    a.check(R);
+    let dim = a.v.dim;
     let acc = a.acc.as_mut_ptr();
     let mut c = 0;
     // Enough vectors of columns side by side to hide the latency of a multiply-add also with one row, and few enough

@@ -3,7 +3,7 @@
 
 use core::arch::{aarch64::*, asm};
 use half::{bf16, f16};
-use rotile_core::kernel::{Rotation, Rows};
+use rotile_core::kernel::{Rotation, Rows, check_angles};
 use rotile_core::{PairStyle, Slice, SliceMut};
 
 /// Lanes of a vector.
@@ -505,9 +505,7 @@ pub(super) fn angles_neon(
     cos: &mut [f32],
     sin: &mut [f32],
 ) {
-    let len = cos.len();
-    let all = [base_cos.len(), base_sin.len(), fine_cos.len(), fine_sin.len(), sin.len()];
-    assert!(all == [len; 5] && len.is_multiple_of(LANES));
+    let len = check_angles([base_cos, base_sin], [fine_cos, fine_sin], cos, sin);
     // cos and sin of two pairs, in f64.
     let two = |at: usize| {
         // SAFETY: all four have `len` elements, and `at + 2 <= len`.

@@ -2,6 +2,7 @@
 
 use super::{DOT_RUN, MR, NR};
 use core::arch::aarch64::*;
+use rotile_core::kernel::check_scores;
 
 /// Elements of a row per unrolled step: in-order cores need the next loads among the multiply-adds.
 const UNROLL: usize = 4;
@@ -11,8 +12,7 @@ const UNROLL: usize = 4;
 /// query element from memory, here 5 loads feed 24 multiply-adds.
 #[target_feature(enable = "neon")]
 pub(super) fn scores_8x12_neon(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], s_stride: usize) {
-    let panels = k.len() / (NR * dim);
-    assert!(q.len() >= MR * dim && s.len() >= (MR - 1) * s_stride + panels * NR);
+    let panels = check_scores(q, k, dim, s, s_stride, [MR, NR]);
     for p in 0..panels {
         // SAFETY: the panel has `NR * dim` elements, `q` `MR * dim`, and row `r` of `s` has room for 12 columns from
         // `p * NR` on.

@@ -11,10 +11,7 @@ const KEYS: usize = 4;
 /// 4 keys of one row and multiplies lane by lane, so per 4 keys 16 vector loads feed 64 multiply-adds.
 #[target_feature(enable = "neon")]
 pub(super) fn weighted_sum_8x8_neon(w: WeightedSum<'_>) {
-    let panel = w.tile_keys * NV;
-    let panels = w.v.len() / panel;
-    assert!(w.from <= w.to && w.to <= w.tile_keys && w.factors.len() >= MR);
-    assert!(w.p.len() >= (MR - 1) * w.p_stride + w.to && w.acc.len() >= (MR - 1) * w.acc_stride + panels * NV);
+    let panels = w.check(MR, NV);
     for c in 0..panels {
         let (mut from, mut factors, mut fresh) = (w.from, w.factors, w.fresh);
         loop {
@@ -23,7 +20,7 @@ pub(super) fn weighted_sum_8x8_neon(w: WeightedSum<'_>) {
             // columns from `c * NV` on; there are MR factors.
             unsafe {
                 let p = w.p.as_ptr().add(from);
-                let v = w.v.as_ptr().add(c * panel + from * NV);
+                let v = w.v.as_ptr().add((c * w.tile_keys + from) * NV);
                 let acc = w.acc.as_mut_ptr().add(c * NV);
                 tile(p, w.p_stride, v, to - from, factors.as_ptr(), fresh, acc, w.acc_stride);
             }

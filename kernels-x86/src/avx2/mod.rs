@@ -9,8 +9,8 @@ mod score;
 mod softmax;
 mod weighted_sum;
 
-use crate::probe::{self, Cpu, CpuidSource};
-use rotile_core::kernel::{KernelNames, Kernels, Tier, TierName};
+use crate::probe;
+use rotile_core::kernel::{KernelNames, Kernels, TierName};
 
 /// Query rows of a tile: 6 x 2 accumulators, 2 key vectors and 1 broadcast are 15 of the 16 registers.
 const MR: usize = 6;
@@ -60,36 +60,7 @@ static AVX2: Kernels = Kernels {
     decode_sum: decode::decode_sum_avx2,
 };
 
-/// Proof that this CPU can run the tier; only the probe makes one.
-#[derive(Clone, Copy, Debug)]
-pub struct Avx2(());
-
-impl Avx2 {
-    /// Asks `source`.
-    ///
-    /// # Errors
-    ///
-    /// What is missing.
-    pub fn probe(source: &impl CpuidSource) -> Result<Self, &'static str> {
-        probe::check(source, &FEATURES, &probe::YMM).map(|()| Avx2(()))
-    }
-
-    /// Asks this CPU.
-    ///
-    /// # Errors
-    ///
-    /// What is missing.
-    pub fn detect() -> Result<Self, &'static str> {
-        Self::probe(&Cpu)
-    }
-
-    /// The tier.
-    pub fn tier(self) -> Tier {
-        // SAFETY: the token proves every feature that the kernels enable, and the kernel battery holds them to the
-        // contracts of the fields.
-        unsafe { Tier::new(&AVX2, &crate::FP_CONTROL) }
-    }
-}
+probe::token!(Avx2, AVX2, FEATURES, YMM);
 
 #[cfg(test)]
 #[test]

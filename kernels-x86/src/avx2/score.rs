@@ -1,9 +1,8 @@
 //! The AVX2 score tile, 6 query rows by 16 keys: S = Q K^T by outer products. Masks and softmax live elsewhere.
 
 use super::{DOT_RUN, MR, NR};
-use crate::shared::span;
 use core::arch::x86_64::*;
-use rotile_core::kernel::run_end;
+use rotile_core::kernel::{check_scores, run_end};
 
 /// Elements of a row per unrolled step: with fewer, loop counters compete with the multiply-adds for issue slots. (On Zen 3
 /// 4 and 8 measure the same; a prototype on a Xeon went from 87 to 99 % of peak.)
@@ -13,8 +12,7 @@ const UNROLL: usize = 8;
 /// (`k[i * 16 + c]`): each element of a query row is broadcast against two vectors of keys.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn scores_6x16_avx2(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], s_stride: usize) {
-    let panels = k.len() / (NR * dim);
-    assert!(q.len() >= span(MR, dim, dim) && s.len() >= span(MR, s_stride, panels * NR));
+    let panels = check_scores(q, k, dim, s, s_stride, [MR, NR]);
     for p in 0..panels {
         // SAFETY: the panel has `NR * dim` elements, `q` `MR * dim`, and row `r` of `s` has room for 16 columns from
         // `p * NR` on.

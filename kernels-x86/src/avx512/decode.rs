@@ -11,7 +11,7 @@
 
 use super::DECODE_ROWS;
 use super::rows::{Element, LANES, apart, half, interleaved, lanes_below, load, sixteen_pairs};
-use crate::shared::{Ahead, CheckedRows, Kind, Row, Segment, by_type, each_vector, segments, span};
+use crate::shared::{Ahead, CheckedRows, HALF, INTERLEAVED, Kind, PLAIN, Row, Segment, by_type, each_vector, segments};
 use core::arch::x86_64::*;
 use rotile_core::PairStyle;
 use rotile_core::kernel::{DecodeScores, DecodeSum, Rotation};
@@ -21,15 +21,6 @@ use rotile_core::kernel::{DecodeScores, DecodeSum, Rotation};
 pub(super) fn decode_scores_avx512(a: DecodeScores<'_>) {
     by_type!(a.k.data, decode_scores, a)
 }
-
-// How keys turn on the way: compiled in, because choosing anew for every few keys costs as much as they do.
-
-/// Not at all.
-const PLAIN: u8 = 0;
-/// Half-style pairs.
-const HALF: u8 = 1;
-/// Interleaved pairs.
-const INTERLEAVED: u8 = 2;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn decode_scores<T: Element>(data: &[T], a: DecodeScores<'_>) {
@@ -90,8 +81,8 @@ impl Runs {
 /// Scores of all keys, N at a time. The order of operations for a (row, key) is the same whatever R and N.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn score_rows<T: Element, const TURN: u8, const R: usize, const N: usize>(data: &[T], a: DecodeScores<'_>) {
+    a.check(R);
     let (keys, dim) = (a.k.at.len(), a.k.dim);
-    assert!(a.q.len() >= span(R, a.q_stride, dim) && a.s.len() >= span(R, a.s_stride, keys));
     let rotation = a.rotation.as_ref();
     let runs = Runs::new(rotation, dim);
     let rows = CheckedRows::new(data, &a.k, rotation);
@@ -100,13 +91,7 @@ fn score_rows<T: Element, const TURN: u8, const R: usize, const N: usize>(data: 
     let mut j = 0;
     while j < keys {
         ahead.ask_each(j..j + N);
-        // The last group overlaps the one before; fewer than N keys repeat the last one. Either way a key has the same
-        // score, and there is one body for all.
-        let first = j.min(keys.saturating_sub(N));
-        let mut group = [rows.row(first); N];
-        for k in 1..N {
-            group[k] = rows.row((first + k).min(keys - 1));
-        }
+        let (first, group) = rows.group::<N>(j);
         let (s, s_stride) =
             if keys >= N { (a.s.as_mut_ptr().wrapping_add(first), a.s_stride) } else { (some.as_mut_ptr().cast(), N) };
         // SAFETY: rows and angles are checked, and the runs are theirs; `q` has R rows of `dim`, row `r` of `s` has room
@@ -294,12 +279,8 @@ fn decode_sum<T: Element>(data: &[T], a: DecodeSum<'_>) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn sum_rows<T: Element, const R: usize, const N: usize>(data: &[T], a: DecodeSum<'_>) {
+    a.check(R);
     let (keys, dim) = (a.v.at.len(), a.v.dim);
-    assert!(a.factors.len() >= R && a.acc.len() >= span(R, a.acc_stride, dim));
-    assert!(keys == 0 || a.p.len() >= span(R, a.p_stride, keys));
-    for &at in a.v.at {
-        assert!(at <= data.len() && data.len() - at >= dim);
-    }
     let ahead = Ahead::new(a.ahead);
     let (data, acc) = (data.as_ptr(), a.acc.as_mut_ptr());
     // With every pass over the keys goes its share of the rows ahead.

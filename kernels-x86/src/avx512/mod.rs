@@ -13,8 +13,8 @@ mod score;
 mod softmax;
 mod weighted_sum;
 
-use crate::probe::{self, Cpu, CpuidSource};
-use rotile_core::kernel::{KernelNames, Kernels, Tier, TierName};
+use crate::probe;
+use rotile_core::kernel::{KernelNames, Kernels, TierName};
 
 /// Query rows of a tile: 12 x 2 accumulators, 2 key vectors and 1 broadcast are 27 of the 32 registers, and 14 loads feed 24
 /// multiply-adds, where a core starts two of each per cycle. 12 rows are 3 tokens of a group of 4. (A prototype found 14x32,
@@ -75,36 +75,7 @@ static AVX512: Kernels = Kernels {
     decode_sum: decode::decode_sum_avx512,
 };
 
-/// Proof that this CPU can run the tier; only the probe makes one.
-#[derive(Clone, Copy, Debug)]
-pub struct Avx512(());
-
-impl Avx512 {
-    /// Asks `source`.
-    ///
-    /// # Errors
-    ///
-    /// What is missing.
-    pub fn probe(source: &impl CpuidSource) -> Result<Self, &'static str> {
-        probe::check(source, &FEATURES, &probe::ZMM).map(|()| Avx512(()))
-    }
-
-    /// Asks this CPU.
-    ///
-    /// # Errors
-    ///
-    /// What is missing.
-    pub fn detect() -> Result<Self, &'static str> {
-        Self::probe(&Cpu)
-    }
-
-    /// The tier.
-    pub fn tier(self) -> Tier {
-        // SAFETY: the token proves every feature that the kernels enable, and the kernel battery holds them to the
-        // contracts of the fields.
-        unsafe { Tier::new(&AVX512, &crate::FP_CONTROL) }
-    }
-}
+probe::token!(Avx512, AVX512, FEATURES, ZMM);
 
 #[cfg(test)]
 #[test]

@@ -5,7 +5,7 @@ use crate::shared::{CheckedRows, Kind, Row, Segment, by_type, each_vector, segme
 use core::arch::x86_64::*;
 use half::{bf16, f16};
 use rotile_core::SliceMut;
-use rotile_core::kernel::{Rotation, Rows};
+use rotile_core::kernel::{Rotation, Rows, check_angles};
 
 /// Lanes of a vector.
 pub(super) const LANES: usize = 16;
@@ -300,9 +300,7 @@ pub(super) fn angles_avx512(
     cos: &mut [f32],
     sin: &mut [f32],
 ) {
-    let len = cos.len();
-    let all = [base_cos.len(), base_sin.len(), fine_cos.len(), fine_sin.len(), sin.len()];
-    assert!(all == [len; 5] && len.is_multiple_of(8));
+    let len = check_angles([base_cos, base_sin], [fine_cos, fine_sin], cos, sin);
     let mut at = 0;
     while at < len {
         // SAFETY: all six have `len` elements, a multiple of 8.

@@ -1,9 +1,8 @@
 //! The AVX-512 score tile, 12 query rows by 32 keys: S = Q K^T by outer products. Masks and softmax live elsewhere.
 
 use super::{DOT_RUN, MR, NR};
-use crate::shared::span;
 use core::arch::x86_64::*;
-use rotile_core::kernel::run_end;
+use rotile_core::kernel::{check_scores, run_end};
 
 /// Elements of a row per unrolled step: 96 multiply-adds for one turn of the loop.
 const UNROLL: usize = 4;
@@ -12,8 +11,7 @@ const UNROLL: usize = 4;
 /// element of a query row is broadcast against two vectors of keys.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn scores_12x32_avx512(q: &[f32], k: &[f32], dim: usize, s: &mut [f32], s_stride: usize) {
-    let panels = k.len() / (NR * dim);
-    assert!(q.len() / MR >= dim && s.len() >= span(MR, s_stride, panels * NR));
+    let panels = check_scores(q, k, dim, s, s_stride, [MR, NR]);
     for p in 0..panels {
         // SAFETY: the panel has `NR * dim` elements, `q` `MR * dim`, and row `r` of `s` has room for 32 columns from
         // `p * NR` on.

@@ -1,7 +1,6 @@
 //! The AVX-512 weighted sum, 12 rows by 32 value columns: acc = acc * factor + P V, values in column panels.
 
 use super::{MR, NV, SUM_RUN};
-use crate::shared::span;
 use core::arch::asm;
 use core::arch::x86_64::*;
 use rotile_core::kernel::{WeightedSum, run_end};
@@ -17,15 +16,12 @@ static ONES: [f32; MR] = [1.0; MR];
 /// See [`rotile_core::kernel::Kernels::weighted_sum`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn weighted_sum_12x32_avx512(w: WeightedSum<'_>) {
-    let panel = w.tile_keys.checked_mul(NV).expect("the tile reaches beyond the address space");
-    let panels = w.v.len() / panel;
-    assert!(w.from <= w.to && w.to <= w.tile_keys && w.factors.len() >= MR);
-    assert!(w.p.len() >= span(MR, w.p_stride, w.to) && w.acc.len() >= span(MR, w.acc_stride, panels * NV));
+    let panels = w.check(MR, NV);
     for c in 0..panels {
         // SAFETY: row `r` of `p` has `to` elements, the panel `tile_keys` rows of 32, and row `r` of `acc` 32 columns from
         // `c * NV` on; there are MR factors.
         unsafe {
-            let v = w.v.as_ptr().add(c * panel);
+            let v = w.v.as_ptr().add(c * w.tile_keys * NV);
             let acc = w.acc.as_mut_ptr().add(c * NV);
             tile(w.p.as_ptr(), w.p_stride, v, w.from, w.to, w.factors.as_ptr(), w.fresh, acc, w.acc_stride);
         }
