@@ -176,6 +176,8 @@ impl<'a> Call<'a> {
     }
 }
 
+/// Keys whose scores are computed between two looks ahead: some thousand cycles.
+const KEYS_OF_A_TURN: usize = 32;
 /// Tiles of a superblock at most; see [`crate::plan::Tile`].
 const MAX_KEY_TILES: usize = 4;
 
@@ -259,11 +261,16 @@ impl<'a> Head<'a> {
             first.min(rows.end)..rows.end.min(first + mr)
         };
 
+        let seen = self.block_visible(&rows);
+        let first_base = seen.start / tile.superblock * tile.superblock;
+        // With a single superblock, strips need not be kept: all use the same memory, in L1.
+        let single = seen.end <= first_base + tile.superblock;
+        let kept_strips = if single { 1 } else { strips };
         let mut arena = Arena::new(workspace);
-        let q_panels = arena.take(strips * mr * d);
-        let acc = arena.take(strips * mr * padded_v);
-        let max = arena.take(strips * mr);
-        let sum = arena.take(strips * mr);
+        let acc = arena.take(kept_strips * mr * padded_v);
+        let max = arena.take(kept_strips * mr);
+        let sum = arena.take(kept_strips * mr);
+        let q_panel = arena.take(mr * d);
         let mut packed = Packed {
             k_panels: arena.take(tile.superblock * d),
             v_tiles: arena.take(tile.superblock * padded_v),
@@ -277,61 +284,46 @@ impl<'a> Head<'a> {
         };
         let mut q_angles = self.query_angles(arena.take(plan.angle_floats(mr)));
         let mut k_angles = self.key_angles(arena.take(plan.angle_floats(tile.nr)));
-        max.fill(RowState::EMPTY.max);
-        sum.fill(RowState::EMPTY.sum);
 
-        let seen = self.block_visible(&rows);
-        if seen.is_empty() {
-            acc.fill(0.0);
-            // SAFETY: the caller's duty.
-            return unsafe { self.finish(rows, acc, padded_v, max, sum) };
-        }
-        let first_base = seen.start / tile.superblock * tile.superblock;
-        // With a single superblock, strips need not be kept: all use the same memory, in L1.
-        let kept = |strip: usize| if seen.end <= first_base + tile.superblock { 0 } else { strip * mr };
         let mut base = first_base;
         self.prefetch_keys(seen.start..seen.end.min(base + tile.superblock));
-        while base < seen.end {
+        // Once more than there are superblocks if no row sees a key: each row is written.
+        loop {
             let keys = base.max(seen.start)..(base + tile.superblock).min(seen.end);
             self.pack(&mut packed, base, keys.clone(), k_angles.as_mut());
+            let next_keys = keys.end..seen.end.min(keys.end + tile.superblock);
             for strip in 0..strips {
                 let rows = strip_rows(strip);
                 let strip_seen = self.block_visible(&rows);
                 let now = strip_seen.start.max(keys.start)..strip_seen.end.min(keys.end);
                 let (first, last) = (strip_seen.start >= base, strip_seen.end <= keys.end);
-                // What comes from far off is asked for while this strip is at work.
-                let next = |i: usize| keys.end + (seen.end.min(keys.end + tile.superblock) - keys.end) * i / strips;
-                let flat = |rows| FlatRows::new(rows, self.group);
-                let mut ahead = Ahead {
-                    keys: next(strip)..next(strip + 1),
-                    queries: flat(if first { strip_rows(strip + 1) } else { 0..0 }),
-                    output: flat(if last { rows.clone() } else { 0..0 }),
-                };
-                let (max, sum) = (&mut max[strip * mr..][..mr], &mut sum[strip * mr..][..mr]);
-                let acc = &mut acc[kept(strip) * padded_v..][..mr * padded_v];
+                let kept = if single { 0 } else { strip * mr };
+                let (max, sum) = (&mut max[kept..][..mr], &mut sum[kept..][..mr]);
+                let acc = &mut acc[kept * padded_v..][..mr * padded_v];
+                if first || base == first_base {
+                    max.fill(RowState::EMPTY.max);
+                    sum.fill(RowState::EMPTY.sum);
+                }
                 if !now.is_empty() {
-                    let q_panel = &mut q_panels[kept(strip) * d..][..mr * d];
-                    if first {
-                        let mut at = [0; MAX_TILE];
-                        if let Some(angles) = &mut q_angles {
-                            angles.fill_grouped(rows.clone(), self.group);
-                        }
-                        let rotation = q_angles.as_ref().and_then(AngleRows::rotation);
-                        let q_rows = self.query_rows(rows.clone(), &mut at);
-                        // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
-                        unsafe { (kernels.pack_q)(q_rows, rotation, plan.q_factor, q_panel) };
+                    let mut at = [0; MAX_TILE];
+                    if let Some(angles) = &mut q_angles {
+                        angles.fill_grouped(rows.clone(), self.group);
                     }
-                    self.strip(
-                        &packed,
-                        base,
-                        now,
-                        rows.clone(),
-                        q_panel,
-                        (max, sum),
-                        (acc, first),
-                        &mut ahead,
-                        &mut scratch,
-                    );
+                    let rotation = q_angles.as_ref().and_then(AngleRows::rotation);
+                    let q_rows = self.query_rows(rows.clone(), &mut at);
+                    // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                    unsafe { (kernels.pack_q)(q_rows, rotation, plan.q_factor, q_panel) };
+                    // What comes from far off is asked for while this strip is at work.
+                    let share = |i: usize| next_keys.start + next_keys.len() * i / strips;
+                    let flat = |rows| FlatRows::new(rows, self.group);
+                    let mut ahead = Ahead {
+                        keys: share(strip)..share(strip + 1),
+                        queries: flat(strip_rows(if strip + 1 < strips { strip + 1 } else { 0 })),
+                        output: flat(if last { rows.clone() } else { 0..0 }),
+                        each: (2 * mr + next_keys.len().div_ceil(strips)).div_ceil(mr + now.len() / tile.nr),
+                    };
+                    let acc = (&mut *acc, first);
+                    self.strip(&packed, base, now, rows.clone(), q_panel, (max, sum), acc, &mut ahead, &mut scratch);
                 }
                 if strip_seen.is_empty() && base == first_base {
                     acc.fill(0.0);
@@ -343,6 +335,9 @@ impl<'a> Head<'a> {
                 unsafe { self.finish(rows, acc, padded_v, max, sum) };
             }
             base += tile.superblock;
+            if base >= seen.end {
+                break;
+            }
         }
     }
 
@@ -358,16 +353,22 @@ impl<'a> Head<'a> {
 
     /// Asks for some of what is ahead: little at a time, because a core waits when too many lines are under way.
     fn prefetch_some(&self, ahead: &mut Ahead) {
-        let keys = ahead.keys.start..ahead.keys.end.min(ahead.keys.start + 1);
-        ahead.keys.start = keys.end;
-        self.prefetch_keys(keys);
-        for (tensor, rows) in [(self.call.views.q, &mut ahead.queries), (self.call.views.out, &mut ahead.output)] {
-            let t = tensor.expect("checked by prepare");
-            if let Some((token, member)) = rows.next() {
-                let at = t.row(self.s.q.batch, self.s.q.token + token, self.head * self.group + member);
-                (self.call.plan.kernels().prefetch)(t.address(at), t.shape.dim * t.dtype.size());
+        for _ in 0..ahead.each {
+            if let Some(slot) = ahead.keys.next() {
+                self.prefetch_keys(slot..slot + 1);
+            } else if let Some(row) = ahead.output.next() {
+                self.prefetch_row(self.call.views.out, row);
+            } else if let Some(row) = ahead.queries.next() {
+                self.prefetch_row(self.call.views.q, row);
             }
         }
+    }
+
+    /// Asks for a row of the queries or of the output.
+    fn prefetch_row(&self, tensor: Option<RawTensor>, (token, member): (usize, usize)) {
+        let t = tensor.expect("checked by prepare");
+        let at = t.row(self.s.q.batch, self.s.q.token + token, self.head * self.group + member);
+        (self.call.plan.kernels().prefetch)(t.address(at), t.shape.dim * t.dtype.size());
     }
 
     /// Rotates and packs the keys and values in slots `keys` of the superblock at `base`, in whole panels.
@@ -412,6 +413,7 @@ impl<'a> Head<'a> {
         let plan = &self.call.plan;
         let (kernels, tile, d, padded_v) = (plan.kernels(), plan.tile, plan.spec.head_dim_qk, plan.padded_v());
         let (mr, nr, key_tile) = (tile.mr, tile.nr, tile.key_tile);
+        let turn = (KEYS_OF_A_TURN / nr).max(1) * nr;
         let StripScratch { scores, factors, spare, seen } = scratch;
         let count = rows.len();
         for (seen, (token, _)) in seen.iter_mut().zip(FlatRows::new(rows, self.group)) {
@@ -426,10 +428,12 @@ impl<'a> Head<'a> {
             };
             let now = local(&keys);
             let columns = now.start / nr * nr..now.end.next_multiple_of(nr);
-            let k_at = (t * key_tile + columns.start) * d;
-            let k_panels = &packed.k_panels[k_at..k_at + columns.len() * d];
-            // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
-            unsafe { (kernels.scores)(q_panel, k_panels, d, &mut scores[columns.start..], key_tile) };
+            for from in columns.clone().step_by(turn) {
+                self.prefetch_some(ahead);
+                let k_panels = &packed.k_panels[(t * key_tile + from) * d..][..turn.min(columns.end - from) * d];
+                // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                unsafe { (kernels.scores)(q_panel, k_panels, d, &mut scores[from..], key_tile) };
+            }
 
             let row_seen = |r: usize| {
                 let seen = if r < count { local(&seen[r]) } else { 0..0 };
@@ -671,11 +675,13 @@ struct Packed<'w> {
     finite: [bool; MAX_KEY_TILES],
 }
 
-/// What will be read or written soon: slots of keys, rows of queries and of the output.
+/// What will be read or written soon: slots of keys, rows of queries and of the output. `each` of them are asked for at a
+/// time.
 struct Ahead {
     keys: Range<usize>,
     queries: FlatRows,
     output: FlatRows,
+    each: usize,
 }
 
 /// What a strip needs besides its own rows.

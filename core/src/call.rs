@@ -347,8 +347,20 @@ impl Plan {
         } else if self.is_few(s.q_len) {
             self.few_workspace(rows)
         } else {
-            self.tile_workspace(rows.min(block_rows)).max(self.store_workspace())
+            let kept = if self.is_one_superblock(s) { self.tile.mr } else { rows.min(self.block_rows(s, block_rows)) };
+            self.tile_workspace(kept).max(self.store_workspace())
         }
+    }
+
+    /// True if a superblock holds every key that some query of `s` sees: then no block keeps its rows.
+    fn is_one_superblock(&self, s: &Sequence<'_>) -> bool {
+        let seen = self.block_visible(s, 0..s.q_len);
+        seen.end <= (seen.start / self.tile.superblock + 1) * self.tile.superblock
+    }
+
+    /// Most rows of a block of `s` in a call whose threads suggest `wanted`.
+    fn block_rows(&self, s: &Sequence<'_>, wanted: usize) -> usize {
+        if self.is_one_superblock(s) { wanted } else { wanted.min(self.tile.block_rows) }
     }
 
     /// Tasks of each key head of a sequence in the attend phase.
@@ -356,20 +368,20 @@ impl Plan {
         match s.q_len {
             0 => 0,
             n if self.is_few(n) => self.splits(s),
-            n => (n * self.spec.group()).div_ceil(block_rows),
+            n => (n * self.spec.group()).div_ceil(self.block_rows(s, block_rows)),
         }
     }
 
-    /// Smaller blocks where there are too few for the threads: at least four tasks each. Rows are independent, so this
-    /// changes no bits.
+    /// As large blocks as leave the threads four tasks each: a key is packed once for each block. Rows are independent, so
+    /// this changes no bits.
     fn call_block_rows(&self, sequences: &[Sequence<'_>]) -> usize {
+        let mr = self.tile.mr;
         if self.threads < 2 {
-            return self.tile.block_rows;
+            return usize::MAX / mr * mr;
         }
         let rows = |s: &Sequence<'_>| s.q_len.saturating_mul(self.spec.heads_q);
         let all = sequences.iter().map(rows).fold(0, usize::saturating_add);
-        let mr = self.tile.mr;
-        (all / (4 * self.threads) / mr * mr).clamp(16 * mr, self.tile.block_rows)
+        (all / (4 * self.threads) / mr * mr).max(16 * mr)
     }
 
     /// True if each new key is attended to by one task alone, and no other task reads near it.
@@ -742,9 +754,9 @@ impl<'a> Call<'a> {
     /// longest, and a long task should not start last.
     pub(crate) fn block(&self, s: &Sequence<'_>, block: usize) -> Range<usize> {
         let rows = s.q_len * self.plan.spec.group();
-        let last = rows.div_ceil(self.block_rows) - 1;
-        let start = (last - block) * self.block_rows;
-        start..rows.min(start + self.block_rows)
+        let most = self.plan.block_rows(s, self.block_rows);
+        let start = (rows.div_ceil(most) - 1 - block) * most;
+        start..rows.min(start.saturating_add(most))
     }
 
     pub(crate) fn blocks(&self, s: &Sequence<'_>) -> usize {

@@ -67,8 +67,11 @@ pub fn span(rows: usize, stride: usize, len: usize) -> usize {
 #[inline]
 pub fn check_angles(base: [&[f64]; 2], fine: [&[f64]; 2], cos: &[f32], sin: &[f32]) -> usize {
     let len = cos.len();
-    let all = [base[0].len(), base[1].len(), fine[0].len(), fine[1].len(), sin.len()];
-    assert!(all == [len; 5] && len.is_multiple_of(ANGLE_PAD), "angles of {len} and {all:?} elements");
+    // One by one: compared as an array, they are stored and read back as vectors, which waits for the stores.
+    for other in [base[0].len(), base[1].len(), fine[0].len(), fine[1].len(), sin.len()] {
+        assert!(other == len, "angles of {len} and {other} elements");
+    }
+    assert!(len.is_multiple_of(ANGLE_PAD), "angles of {len} elements");
     len
 }
 

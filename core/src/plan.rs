@@ -99,8 +99,10 @@ pub struct Tile {
 
 /// Most keys of a score tile held in L1: `mr` rows of it take 4 to 8 KiB.
 const KEY_TILE: usize = 256;
-/// Upper bound of rows in a block: bounds the workspace. Packing a key costs about 2 % of its use at this many rows.
-const BLOCK_ROWS: usize = 768;
+/// Most bytes that a block is made for, whatever L2 holds.
+const MOST_WORKSPACE: usize = 3 << 19;
+/// Least strips of a block: packing a key costs about as much as using it in one strip.
+const LEAST_STRIPS: usize = 16;
 /// Up to this many flattened rows, packing keys costs more than it saves.
 const FEW_ROWS: usize = 16;
 /// Least keys of a few-row tile.
@@ -215,15 +217,15 @@ impl Plan {
         self.turn.is_some() && self.spec.keys == Keys::Rotated
     }
 
-    /// Bytes for a block of `rows` flattened query rows in the tile path.
+    /// Bytes for a block of the tile path that keeps `rows` flattened query rows.
     pub(crate) fn tile_workspace(&self, rows: usize) -> usize {
         let (tile, d, dv) = (&self.tile, self.spec.head_dim_qk, self.padded_v());
         let rows = rows.next_multiple_of(tile.mr);
         arena_bytes(&[
-            rows * d,
             rows * dv,
             rows,
             rows,
+            tile.mr * d,
             tile.superblock * d,
             tile.superblock * dv,
             tile.mr * tile.key_tile,
@@ -282,12 +284,17 @@ impl Tile {
         // Packed K and V of a superblock take at most half of L2, and whole key tiles; one tile at the least.
         let key_bytes = 4 * (spec.head_dim_qk + spec.head_dim_v);
         let superblock = (l2 / 2 / key_bytes / key_tile).clamp(1, 4) * key_tile;
+        // With the accumulated rows of a block, at most three quarters.
+        let fixed = superblock * key_bytes + 4 * mr * (key_tile + key_bytes / 4) + 4 * (mr + nr) * spec.head_dim_qk;
+        let row_bytes = 4 * (spec.head_dim_v.next_multiple_of(kernels.nv) + 2);
+        let rows = (l2 / 4 * 3).min(MOST_WORKSPACE).saturating_sub(fixed) / row_bytes;
+        let block_rows = (rows / mr).max(LEAST_STRIPS) * mr;
         Tile {
             mr,
             nr,
             key_tile,
             superblock,
-            block_rows: BLOCK_ROWS.next_multiple_of(mr),
+            block_rows,
             few_rows: FEW_ROWS,
             few_key_tile: (FEW_KEY_ELEMENTS / spec.head_dim_qk.max(spec.head_dim_v) / FEW_KEY_TILE * FEW_KEY_TILE)
                 .clamp(FEW_KEY_TILE, MAX_TILE.min(kernels.sum_run)),

@@ -1,7 +1,7 @@
 //! What the tiers share because it names no vector: which elements of a row turn, rows and angles checked against their
 //! slices, rows to be asked for. Loads, arithmetic and layouts are each tier's own.
 
-use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use rotile_core::PairStyle;
 use rotile_core::kernel::{Rotation, Rows};
 
@@ -162,7 +162,7 @@ pub(crate) fn prefetch(start: *const u8, bytes: usize) {
     let mut line = start.wrapping_sub(start.addr() % LINE);
     while line < end {
         // SAFETY: SSE is part of every x86-64 CPU, and a hint never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
         line = line.wrapping_add(LINE);
     }
 }
