@@ -3,7 +3,7 @@
 
 use crate::arena;
 use crate::kernel::FpControl;
-use crate::plan::{Plan, STORE_TOKENS};
+use crate::plan::{LEAST_ROWS, Plan, STORE_TOKENS};
 use crate::rotary::{Positions, Rotary};
 use crate::spec::{Keys, Operation};
 use crate::tensor::{At, RawTensor, Tensor, TensorMut};
@@ -381,7 +381,7 @@ impl Plan {
         }
         let rows = |s: &Sequence<'_>| s.q_len.saturating_mul(self.spec.heads_q);
         let all = sequences.iter().map(rows).fold(0, usize::saturating_add);
-        (all / (4 * self.threads) / mr * mr).max(16 * mr)
+        (all / (4 * self.threads)).max(LEAST_ROWS) / mr * mr
     }
 
     /// True if each new key is attended to by one task alone, and no other task reads near it.
@@ -638,7 +638,7 @@ fn carve(scratch: &mut [u8], n: usize) -> ([&mut [u64]; 4], *mut f32) {
 /// Reading an element of a cache takes as long as this many multiply-adds with it (one row at 16 GB/s and 50 GFLOP/s).
 const STREAMED: u64 = 6;
 /// Rotating and packing an element of a key takes as long as this many.
-const PACKED: u64 = 16;
+pub(crate) const PACKED: u64 = 16;
 
 /// Restores the floating-point state when a task ends, however it ends.
 struct FpGuard(&'static FpControl, u64);

@@ -101,8 +101,8 @@ pub struct Tile {
 const KEY_TILE: usize = 256;
 /// Most bytes that a block is made for, whatever L2 holds.
 const MOST_WORKSPACE: usize = 3 << 19;
-/// Least strips of a block: packing a key costs about as much as using it in one strip.
-const LEAST_STRIPS: usize = 16;
+/// Least rows of a block: packing a key costs about as much as using it in [`crate::call::PACKED`] of them.
+pub(crate) const LEAST_ROWS: usize = 96;
 /// Up to this many flattened rows, packing keys costs more than it saves.
 const FEW_ROWS: usize = 16;
 /// Least keys of a few-row tile.
@@ -288,7 +288,7 @@ impl Tile {
         let fixed = superblock * key_bytes + 4 * mr * (key_tile + key_bytes / 4) + 4 * (mr + nr) * spec.head_dim_qk;
         let row_bytes = 4 * (spec.head_dim_v.next_multiple_of(kernels.nv) + 2);
         let rows = (l2 / 4 * 3).min(MOST_WORKSPACE).saturating_sub(fixed) / row_bytes;
-        let block_rows = (rows / mr).max(LEAST_STRIPS) * mr;
+        let block_rows = rows.max(LEAST_ROWS) / mr * mr;
         Tile {
             mr,
             nr,

@@ -1,7 +1,7 @@
 //! What the tiers share because it names no vector: which elements of a row turn, rows and angles checked against their
 //! slices, rows to be asked for. Loads, arithmetic and layouts are each tier's own.
 
-use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use core::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 use rotile_core::PairStyle;
 use rotile_core::kernel::{Rotation, Rows};
 
@@ -155,14 +155,20 @@ macro_rules! by_type {
 }
 pub(crate) use by_type;
 
-/// See [`rotile_core::kernel::Kernels::prefetch`].
+/// See [`rotile_core::kernel::Kernels::prefetch`]. Into L2: a line on its way to L1 holds one of the few buffers that the
+/// tiles' own loads need.
 pub(crate) fn prefetch(start: *const u8, bytes: usize) {
+    ask::<_MM_HINT_T1>(start, bytes);
+}
+
+#[inline]
+fn ask<const HINT: i32>(start: *const u8, bytes: usize) {
     const LINE: usize = 64;
     let end = start.wrapping_add(bytes);
     let mut line = start.wrapping_sub(start.addr() % LINE);
     while line < end {
         // SAFETY: SSE is part of every x86-64 CPU, and a hint never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
+        unsafe { _mm_prefetch::<HINT>(line.cast()) };
         line = line.wrapping_add(LINE);
     }
 }
@@ -198,7 +204,8 @@ impl<'a> Ahead<'a> {
     #[inline]
     pub(crate) fn ask(&self, r: usize) {
         if r < self.at.len() {
-            prefetch(self.base.wrapping_add(self.at[r].wrapping_mul(self.size)), self.bytes);
+            // Into L1: used within a thousand cycles.
+            ask::<_MM_HINT_T0>(self.base.wrapping_add(self.at[r].wrapping_mul(self.size)), self.bytes);
         }
     }
 }
