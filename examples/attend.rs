@@ -49,13 +49,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             out: TensorMut::token_major(out, shape(heads.q))?,
             lse: None,
         };
-        runner.run(plan, &mut Batch { operands, sequences: &[sequence] })
+        runner.run(plan, &mut Batch::new(operands, &[sequence]))
     };
     let mut rotator = Runner::new(1);
     let mut rotate = |plan: &Plan, heads: usize, x: &[f32], out: &mut [f32]| {
         let x = Tensor::token_major(x, shape(heads))?;
         let operands = Operands::Rotate { x, out: TensorMut::token_major(out, shape(heads))? };
-        rotator.run(plan, &mut Batch { operands, sequences: &[turned] })
+        rotator.run(plan, &mut Batch::new(operands, &[turned]))
     };
 
     let mut out = vec![f32::NAN; q.len()];

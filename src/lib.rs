@@ -36,7 +36,7 @@
 //!     lse: None,
 //! };
 //! let sequences = [Sequence::new(tokens, tokens).with_rotary(table)];
-//! Runner::new(2).run(&plan, &mut Batch { operands, sequences: &sequences })?;
+//! Runner::new(2).run(&plan, &mut Batch::new(operands, &sequences))?;
 //! assert!((out[0] - 0.3).abs() < 1e-6);
 //! # Ok(()) } main().unwrap(); }
 //! ```

@@ -309,7 +309,7 @@ fn b53_one_key_head_shown_as_eight() {
                 lse: None,
             };
             let sequences = [Sequence::new(kv_len, kv_len)];
-            Runner::new(1).run(&plan, &mut Batch { operands, sequences: &sequences }).unwrap();
+            Runner::new(1).run(&plan, &mut Batch::new(operands, &sequences)).unwrap();
             let same = out.iter().zip(want.out[0].to_f32()).all(|(a, b)| (a - b).abs() < 1e-6);
             assert!(same, "{kv_len} keys");
         }

@@ -68,12 +68,6 @@ fn what_is_not_built_is_named() {
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         error
     };
-    says(plan(&|s| s.mask = Mask::CAUSAL.with_window(Window::total(4).unwrap())), &["window"]);
-    says(plan(&|s| s.mask = Mask::NONE.with_boolean()), &["boolean"]);
-    says(plan(&|s| s.bias = true), &["bias"]);
-    says(plan(&|s| s.alibi = true), &["ALiBi"]);
-    says(plan(&|s| s.softcap = Some(50.0)), &["softcap"]);
-    says(plan(&|s| s.sinks = true), &["sinks"]);
     says(plan(&|s| s.qk_norm = Some(1e-6)), &["QK-norm"]);
     says(plan(&|s| s.sections = Sections::Blocked([1, 1, 2, 0])), &["M-RoPE"]);
     says(plan(&|s| s.cache = CacheLayout::Paged { block_size: 16 }), &["paged"]);
@@ -159,7 +153,7 @@ impl Bench {
             out: TensorMut::token_major(&mut self.out[..], shape(1, 8, 2, DIM))?,
             lse: None,
         };
-        let result = Runner::new(1).run(&plan, &mut Batch { operands, sequences });
+        let result = Runner::new(1).run(&plan, &mut Batch::new(operands, sequences));
         if result.is_err() {
             let all = [&self.k_cache, &self.v_cache, &self.out];
             assert!(all.iter().all(|b| b.iter().all(|x| *x == -7.0)), "written in spite of an error");
@@ -227,7 +221,7 @@ fn what_is_missing_or_would_be_ignored() {
         x: Tensor::token_major(&q[..], shape(1, 1, 2, DIM)).unwrap(),
         out: TensorMut::token_major(&mut out[..], shape(1, 1, 2, DIM)).unwrap(),
     };
-    let error = Runner::new(1).run(&plan, &mut Batch { operands: rotate, sequences: &[] }).unwrap_err();
+    let error = Runner::new(1).run(&plan, &mut Batch::new(rotate, &[])).unwrap_err();
     says(error, &["operands"]);
     let attend = |sequence: Sequence<'_>, spec: &AttentionSpec| {
         let mut out = [0.0f32; 2 * DIM];
@@ -239,7 +233,7 @@ fn what_is_missing_or_would_be_ignored() {
             lse: None,
         };
         let plan = Plan::new(&capabilities(), spec)?;
-        Runner::new(1).run(&plan, &mut Batch { operands, sequences: &[sequence] })
+        Runner::new(1).run(&plan, &mut Batch::new(operands, &[sequence]))
     };
     let mut plain = spec();
     plain.rotary = RotarySpec::none();
@@ -288,7 +282,7 @@ fn scratch_and_workspace_too_small() {
             out: TensorMut::token_major(&mut out[..], shape(1, 1, 2, DIM)).unwrap(),
             lse: None,
         };
-        let mut batch = Batch { operands, sequences: &sequences };
+        let mut batch = Batch::new(operands, &sequences);
         let mut scratch = vec![0; scratch];
         let call = plan.prepare(&mut batch, &mut scratch)?;
         let need = call.workspace_len();
@@ -373,7 +367,7 @@ fn arbitrary_calls_never_panic() {
         }
         let _ = plan.scratch_len(&sequences);
         if plan.scratch_len(&sequences) < 1 << 24 {
-            ran += usize::from(Runner::new(1).run(&plan, &mut Batch { operands, sequences: &sequences }).is_ok());
+            ran += usize::from(Runner::new(1).run(&plan, &mut Batch::new(operands, &sequences)).is_ok());
         }
     }
     eprintln!("{planned} planned, {ran} ran");
@@ -393,7 +387,7 @@ fn cos_and_sin_without_a_row() {
         lse: None,
     };
     let sequences = [Sequence::new(1, 0).with_rotary(CosSin::by_position(&q[..0], &q[..0], 4).unwrap())];
-    Runner::new(1).run(&plan, &mut Batch { operands, sequences: &sequences }).unwrap();
+    Runner::new(1).run(&plan, &mut Batch::new(operands, &sequences)).unwrap();
     assert!(out.iter().all(|x| *x == 0.0));
 }
 

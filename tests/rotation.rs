@@ -45,7 +45,7 @@ fn attend(tier: &Capabilities, rotary: Rotary<'_>) -> Vec<f32> {
         lse: None,
     };
     let sequences = [Sequence::new(TOKENS, TOKENS).with_rotary(rotary)];
-    Runner::new(1).run(&plan, &mut Batch { operands, sequences: &sequences }).unwrap();
+    Runner::new(1).run(&plan, &mut Batch::new(operands, &sequences)).unwrap();
     out
 }
 
@@ -102,12 +102,12 @@ fn rotate_gives_the_bits_that_append_stores() {
                     x: Tensor::token_major(x.as_slice(), shape(1)).unwrap(),
                     out: TensorMut::token_major(out.as_slice_mut(), shape(1)).unwrap(),
                 };
-                Runner::new(2).run(&plan, &mut Batch { operands, sequences: &sequences }).unwrap();
+                Runner::new(2).run(&plan, &mut Batch::new(operands, &sequences)).unwrap();
                 assert_eq!(out, stored, "{style:?} {dtype}");
                 let mut in_place = x;
                 let x = TensorMut::token_major(in_place.as_slice_mut(), shape(1)).unwrap();
                 let operands = Operands::RotateInPlace { x };
-                Runner::new(1).run(&plan, &mut Batch { operands, sequences: &sequences }).unwrap();
+                Runner::new(1).run(&plan, &mut Batch::new(operands, &sequences)).unwrap();
                 assert_eq!(in_place, stored, "{style:?} {dtype}, in place");
             }
         }
@@ -155,7 +155,7 @@ fn b34_each_sequence_has_its_own_factors() {
                 x: Tensor::token_major(&x[..], both).unwrap(),
                 out: TensorMut::token_major(&mut out[..], both).unwrap(),
             };
-            Runner::new(1).run(&plan, &mut Batch { operands, sequences: &sequences }).unwrap();
+            Runner::new(1).run(&plan, &mut Batch::new(operands, &sequences)).unwrap();
             out
         };
         let (both, first, second) = (run(&[0, 1]), run(&[0]), run(&[1]));
@@ -197,7 +197,7 @@ fn the_hosts_floating_point_state_changes_nothing() {
                 out: TensorMut::token_major(&mut out[..], shape(1)).unwrap(),
                 lse: None,
             };
-            let mut batch = Batch { operands, sequences: &sequences };
+            let mut batch = Batch::new(operands, &sequences);
             let mut scratch = vec![0; plan.scratch_len(&sequences)];
             let call = plan.prepare(&mut batch, &mut scratch).unwrap();
             let mut workspace = vec![0; call.workspace_len()];

@@ -48,7 +48,7 @@ impl Problem {
             out: TensorMut::token_major(&mut out[..], q).unwrap(),
             lse: None,
         };
-        runner.run(&self.plan, &mut Batch { operands, sequences: &sequences }).unwrap();
+        runner.run(&self.plan, &mut Batch::new(operands, &sequences)).unwrap();
         out.iter().map(|x| x.to_bits()).collect()
     }
 }
@@ -170,7 +170,7 @@ fn costs(
         Operation::Attend => Operands::Attend { q, k, v, out, lse: None },
         _ => Operands::AttendCached { q, k_cache: k, v_cache: v, out, lse: None },
     };
-    let mut batch = Batch { operands, sequences: &sequences };
+    let mut batch = Batch::new(operands, &sequences);
     let mut scratch = vec![0; plan.scratch_len(&sequences)];
     let call = plan.prepare(&mut batch, &mut scratch).unwrap();
     (0..call.tasks(0)).map(|task| call.task_cost(0, task)).collect()

@@ -199,7 +199,7 @@ impl Lane {
                 x: Tensor::token_major(x.as_slice(), shape(len, heads)).expect(fits),
                 out: TensorMut::token_major(out.as_slice_mut(), shape(len, heads)).expect(fits),
             };
-            threads.run(plan, Batch { operands, sequences: &[sequence] });
+            threads.run(plan, Batch::new(operands, &[sequence]));
         };
         pass(rotate_q, &self.q, &mut self.q_rotated, q_len, heads_q);
         pass(rotate_k, &self.k, &mut self.k_rotated, tokens, heads_kv);
@@ -236,7 +236,7 @@ impl Lane {
         if self.case.way != Way::Fused {
             sequence.rotary = None;
         }
-        self.threads.run(main, Batch { operands, sequences: &[sequence] });
+        self.threads.run(main, Batch::new(operands, &[sequence]));
     }
 
     fn run_plain(&mut self) {

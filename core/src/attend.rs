@@ -5,7 +5,9 @@
 use crate::angles::AngleRows;
 use crate::arena::Arena;
 use crate::call::{Call, Sequence};
-use crate::kernel::{DecodeScores, DecodeSum, Kernels, MAX_TILE, RowState, Rows, WeightedSum};
+use crate::kernel::{
+    Adjust, DecodeScores, DecodeSum, Kernels, MAX_RUN, MAX_TILE, RowState, Rows, WeightedSum, run_end,
+};
 use crate::softmax::{self, exact_exp2};
 use crate::tensor::RawTensor;
 use crate::{Slice, SliceMut};
@@ -20,6 +22,11 @@ struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
+    /// Where the row of a slot starts.
+    fn offset(&self, slot: usize) -> usize {
+        slot * self.token_stride
+    }
+
     /// Writes the offsets of `slots` to `at` and makes rows of them.
     fn rows<'r>(&self, slots: Range<usize>, at: &'r mut [usize; MAX_TILE]) -> Rows<'r>
     where
@@ -27,7 +34,7 @@ impl<'a> Stored<'a> {
     {
         let count = slots.len();
         for (at, slot) in at.iter_mut().zip(slots) {
-            *at = slot * self.token_stride;
+            *at = self.offset(slot);
         }
         Rows { data: self.data, at: &at[..count], dim: self.dim }
     }
@@ -159,18 +166,19 @@ impl<'a> Call<'a> {
         let out = self.views.out.expect("checked by prepare");
         // SAFETY: `prepare` checked the row against the view; exclusion is the caller's.
         let dst = unsafe { out.slice_mut(out.row(s.q.batch, token, head), acc.len()) };
-        let factor = if state.sum == 0.0 {
+        if state.sum == 0.0 {
             acc.fill(0.0);
-            1.0
-        } else {
-            1.0 / state.sum
+        }
+        let (factor, row_lse) = match self.weights.sinks.filter(|_| self.plan.spec.sinks) {
+            Some(sinks) => softmax::with_sink(state, sinks[head]),
+            None => (if state.sum == 0.0 { 1.0 } else { 1.0 / state.sum }, softmax::lse(state)),
         };
         // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
         unsafe { (self.plan.kernels().store)(acc, factor, dst) };
         if let Some(lse) = self.views.lse {
             // SAFETY: as for the output.
             if let SliceMut::F32(dst) = unsafe { lse.slice_mut(lse.row(s.q.batch, token, head), 1) } {
-                dst[0] = softmax::lse(state);
+                dst[0] = row_lse;
             }
         }
     }
@@ -279,7 +287,7 @@ impl<'a> Head<'a> {
         let mut scratch = StripScratch {
             scores: arena.take(mr * tile.key_tile),
             factors: arena.take(mr),
-            spare: arena.take(mr * padded_v),
+            bias: arena.take(plan.bias_floats(tile.key_tile)),
             seen: [const { 0..0 }; MAX_TILE],
         };
         let mut q_angles = self.query_angles(arena.take(plan.angle_floats(mr)));
@@ -290,7 +298,7 @@ impl<'a> Head<'a> {
         // Once more than there are superblocks if no row sees a key: each row is written.
         loop {
             let keys = base.max(seen.start)..(base + tile.superblock).min(seen.end);
-            self.pack(&mut packed, base, keys.clone(), k_angles.as_mut());
+            self.pack(&mut packed, &rows, base, keys.clone(), k_angles.as_mut());
             let next_keys = keys.end..seen.end.min(keys.end + tile.superblock);
             for strip in 0..strips {
                 let rows = strip_rows(strip);
@@ -345,7 +353,7 @@ impl<'a> Head<'a> {
     fn prefetch_keys(&self, slots: Range<usize>) {
         for stored in [&self.k, &self.v] {
             for slot in slots.clone() {
-                let at = slot * stored.token_stride;
+                let at = stored.offset(slot);
                 (self.call.plan.kernels().prefetch)(stored.data.address(at), stored.dim * stored.data.dtype().size());
             }
         }
@@ -372,7 +380,15 @@ impl<'a> Head<'a> {
     }
 
     /// Rotates and packs the keys and values in slots `keys` of the superblock at `base`, in whole panels.
-    fn pack(&self, packed: &mut Packed<'_>, base: usize, keys: Range<usize>, mut angles: Option<&mut AngleRows<'_>>) {
+    /// Keys that a mask hides from all of the block's `rows` are not read: zeros stand for them.
+    fn pack(
+        &self,
+        packed: &mut Packed<'_>,
+        rows: &Range<usize>,
+        base: usize,
+        keys: Range<usize>,
+        mut angles: Option<&mut AngleRows<'_>>,
+    ) {
         let plan = &self.call.plan;
         let (kernels, tile, d, padded_v) = (plan.kernels(), plan.tile, plan.spec.head_dim_qk, plan.padded_v());
         let nr = tile.nr;
@@ -380,16 +396,23 @@ impl<'a> Head<'a> {
         packed.finite = [true; MAX_KEY_TILES];
         for panel in (keys.start - base) / nr..(keys.end - base).div_ceil(nr) {
             let slots = base + panel * nr..(base + (panel + 1) * nr).min(keys.end);
-            if let Some(angles) = &mut angles {
+            let seen = self.sees_any(rows.clone(), &slots);
+            if let Some(angles) = angles.as_mut().filter(|_| seen) {
                 angles.fill(slots.clone());
             }
             let rotation = angles.as_ref().and_then(|angles| angles.rotation());
+            let slots = if seen { slots } else { slots.start..slots.start };
             let k_panel = &mut packed.k_panels[panel * nr * d..][..nr * d];
             let k_rows = self.k.rows(slots.clone(), &mut at);
             // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
             unsafe { (kernels.pack_k)(k_rows, rotation, k_panel) };
             let (t, first) = (panel * nr / tile.key_tile, panel * nr % tile.key_tile);
             let v_tile = &mut packed.v_tiles[t * tile.key_tile * padded_v..][..tile.key_tile * padded_v];
+            if !seen {
+                let nv = kernels.nv;
+                v_tile.chunks_exact_mut(tile.key_tile * nv).for_each(|panel| panel[first * nv..][..nr * nv].fill(0.0));
+                continue;
+            }
             let v_rows = self.v.rows(slots, &mut at);
             // SAFETY: as above.
             packed.finite[t] &= unsafe { (kernels.pack_v)(v_rows, first, tile.key_tile, v_tile) };
@@ -414,9 +437,11 @@ impl<'a> Head<'a> {
         let (kernels, tile, d, padded_v) = (plan.kernels(), plan.tile, plan.spec.head_dim_qk, plan.padded_v());
         let (mr, nr, key_tile) = (tile.mr, tile.nr, tile.key_tile);
         let turn = (KEYS_OF_A_TURN / nr).max(1) * nr;
-        let StripScratch { scores, factors, spare, seen } = scratch;
-        let count = rows.len();
-        for (seen, (token, _)) in seen.iter_mut().zip(FlatRows::new(rows, self.group)) {
+        let StripScratch { scores, factors, bias, seen } = scratch;
+        let (count, first_row) = (rows.len(), rows.start);
+        let adjusts = plan.adjusts();
+        let softmax_scale = if adjusts { 1.0 } else { plan.softmax_scale };
+        for (seen, (token, _)) in seen.iter_mut().zip(FlatRows::new(rows.clone(), self.group)) {
             *seen = plan.visible(self.s, token);
         }
         for t in (keys.start - base) / key_tile..(keys.end - base).div_ceil(key_tile) {
@@ -427,6 +452,9 @@ impl<'a> Head<'a> {
                     ..slots.end.clamp(tile_base, tile_base + key_tile) - tile_base
             };
             let now = local(&keys);
+            if !self.sees_any(rows.clone(), &(tile_base + now.start..tile_base + now.end)) {
+                continue;
+            }
             let columns = now.start / nr * nr..now.end.next_multiple_of(nr);
             for from in columns.clone().step_by(turn) {
                 self.prefetch_some(ahead);
@@ -452,19 +480,22 @@ impl<'a> Head<'a> {
                 }
                 let mut state = RowState { max: max[r], sum: sum[r] };
                 let (lo, hi) = (seen.start - columns.start, seen.end - columns.start);
+                if adjusts {
+                    let slots = tile_base + seen.start..tile_base + seen.end;
+                    same &= !self.adjust(first_row + r, slots, &mut s[lo..hi], bias);
+                }
                 // SAFETY: as above.
-                factors[r] = unsafe { (kernels.softmax)(s, plan.softmax_scale, lo, hi, &mut state) };
+                factors[r] = unsafe { (kernels.softmax)(s, softmax_scale, lo, hi, &mut state) };
                 (max[r], sum[r]) = (state.max, state.sum);
             }
 
             let v_tile = &packed.v_tiles[t * key_tile * padded_v..][..key_tile * padded_v];
-            let weighted_sum = |from, to, factors: &[f32], fresh, acc: &mut [f32]| {
-                let p = &scores[..];
+            if same || packed.finite[t] {
                 let args = WeightedSum {
-                    p,
+                    p: &scores[..],
                     p_stride: key_tile,
-                    from,
-                    to,
+                    from: now.start,
+                    to: now.end,
                     v: v_tile,
                     tile_keys: key_tile,
                     factors,
@@ -474,9 +505,6 @@ impl<'a> Head<'a> {
                 };
                 // SAFETY: as above.
                 unsafe { (kernels.weighted_sum)(args) };
-            };
-            if same || packed.finite[t] {
-                weighted_sum(now.start, now.end, factors, fresh, acc);
                 fresh = false;
                 continue;
             }
@@ -484,17 +512,112 @@ impl<'a> Head<'a> {
                 acc.fill(0.0);
                 fresh = false;
             }
-            // Some value here is infinite or NaN, and some row must not meet it, not even with weight 0: each row by
-            // itself over its own keys. The other rows of `spare` are computed and dropped.
+            // Some value here is infinite or NaN, and some row must not meet it, not even with weight 0.
             for r in 0..count {
-                let seen = row_seen(r);
-                let row = r * padded_v..(r + 1) * padded_v;
-                spare.fill(0.0);
-                spare[row.clone()].copy_from_slice(&acc[row.clone()]);
-                weighted_sum(seen.start, seen.end.max(seen.start), factors, false, spare);
-                acc[row.clone()].copy_from_slice(&spare[row]);
+                let (seen, acc) = (row_seen(r), &mut acc[r * padded_v..][..self.v.dim]);
+                self.sum_apart(first_row + r, tile_base, seen, &scores[r * key_tile..], factors[r], bias, acc);
             }
         }
+        // All of it was hidden, but there may be more.
+        if fresh {
+            acc.fill(0.0);
+        }
+    }
+
+    /// The weighted sum of one row over those keys of a tile that it sees, and no others, with the bits that they would give
+    /// among others of weight 0. `seen` is relative to the tile at `base`.
+    #[allow(clippy::too_many_arguments)]
+    fn sum_apart(
+        &self,
+        row: usize,
+        base: usize,
+        seen: Range<usize>,
+        weights: &[f32],
+        mut factor: f32,
+        bias: &mut [f32],
+        acc: &mut [f32],
+    ) {
+        let kernels = self.call.plan.kernels();
+        let hides = self.bias(row, base + seen.start..base + seen.end.max(seen.start), bias);
+        let (mut at, mut p) = ([0; MAX_RUN], [0.0; MAX_RUN]);
+        let mut from = seen.start;
+        while from < seen.end {
+            let to = run_end(from, seen.end, kernels.sum_run);
+            let mut count = 0;
+            for key in (from..to).filter(|key| !hides || bias[key - seen.start] != f32::NEG_INFINITY) {
+                (at[count], p[count]) = (self.v.offset(base + key), weights[key]);
+                count += 1;
+            }
+            let v = Rows { data: self.v.data, at: &at[..count], dim: self.v.dim };
+            let args = DecodeSum {
+                p: &p[..count],
+                p_stride: count,
+                rows: 1,
+                v,
+                ahead: None,
+                factors: &[factor],
+                acc,
+                acc_stride: self.v.dim,
+            };
+            // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+            unsafe { (kernels.decode_sum)(args) };
+            (factor, from) = (1.0, to);
+        }
+    }
+
+    /// False if a boolean mask hides all of these slots from all of these flattened rows.
+    fn sees_any(&self, rows: Range<usize>, slots: &Range<usize>) -> bool {
+        let Some(mask) = &self.s.mask else { return true };
+        let sees = |(token, member)| mask.sees_any(self.query_head(member), token, slots.start, slots.len());
+        if mask.head_stride == 0 && !rows.is_empty() {
+            return (rows.start / self.group..(rows.end - 1) / self.group + 1).any(|token| sees((token, 0)));
+        }
+        FlatRows::new(rows, self.group).any(sees)
+    }
+
+    fn query_head(&self, member: usize) -> usize {
+        self.head * self.group + member
+    }
+
+    /// Writes what is added to the scores of a flattened row for keys `slots`: the bias, and -inf where the boolean mask hides
+    /// a key. False, and nothing written, if the plan has neither.
+    fn bias(&self, row: usize, slots: Range<usize>, out: &mut [f32]) -> bool {
+        let plan = &self.call.plan;
+        if !plan.hides() || slots.is_empty() {
+            return false;
+        }
+        let (token, head) = (row / self.group, self.query_head(row % self.group));
+        let out = &mut out[..slots.len()];
+        match &self.s.bias {
+            None => out.fill(0.0),
+            Some(bias) => {
+                let rows = Rows { data: bias.data, at: &[bias.row(head, token) + slots.start], dim: slots.len() };
+                // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+                unsafe { (plan.kernels().load)(rows, None, 1.0, out, slots.len()) };
+            }
+        }
+        if let Some(mask) = &self.s.mask {
+            mask.hidden(head, token, slots.start, slots.len(), |i| out[i] = f32::NEG_INFINITY);
+        }
+        true
+    }
+
+    /// Turns the dot products of a flattened row with keys `slots` into scores. True if one of them is hidden.
+    fn adjust(&self, row: usize, slots: Range<usize>, s: &mut [f32], bias: &mut [f32]) -> bool {
+        let plan = &self.call.plan;
+        let (token, head) = (row / self.group, self.query_head(row % self.group));
+        let distance = self.s.kv_start + slots.start as i64 - self.s.q_start - token as i64;
+        let count = slots.len();
+        let biased = self.bias(row, slots, bias);
+        let args = Adjust {
+            s,
+            scale: plan.softmax_scale,
+            cap: plan.spec.softcap.map(|cap| (cap * softmax::LOG2_E) as f32),
+            alibi: self.call.weights.alibi.filter(|_| plan.spec.alibi).map(|slopes| (slopes[head], distance)),
+            bias: biased.then(|| &bias[..count]),
+        };
+        // SAFETY: the plan holds the tier of these kernels, so the CPU can run them.
+        unsafe { (plan.kernels().adjust)(args) }
     }
 
     /// Few rows: keys and values are streamed once, in place, for the whole group.
@@ -516,6 +639,7 @@ impl<'a> Head<'a> {
         let sum = arena.take(rows);
         let factors = arena.take(rows);
         let scores = arena.take(rows * key_tile);
+        let bias = arena.take(plan.bias_floats(key_tile));
         let angle_floats = arena.take(plan.angle_floats(key_tile));
         let back_floats = arena.take(plan.angle_floats(1));
         let turned = arena.take(if plan.rotates_on_read() { rows * d } else { 0 });
@@ -545,9 +669,11 @@ impl<'a> Head<'a> {
         };
         acc.fill(0.0);
 
-        let seen = self.block_visible(&(0..rows));
-        let end = seen.end.min((split + 1) * tile.split_keys);
-        let mut base = seen.start.max(split * tile.split_keys) / key_tile * key_tile;
+        let seen = plan.split(self.s, split);
+        let adjusts = plan.adjusts();
+        let softmax_scale = if adjusts { 1.0 } else { plan.softmax_scale };
+        let end = seen.end;
+        let mut base = seen.start / key_tile * key_tile;
         let mut angles = self.key_angles(angle_floats);
         // A key at position p + j is turned by j, and the queries are turned back by p, once per tile: that is 32 rows of
         // angles for all keys, where a row for each took as long as its scores.
@@ -560,6 +686,10 @@ impl<'a> Head<'a> {
         while base < end {
             let slots = base.max(seen.start)..end.min(base + key_tile);
             let next = slots.end..end.min(slots.end + key_tile);
+            if !self.sees_any(0..rows, &slots) {
+                base += key_tile;
+                continue;
+            }
             if let Some(back) = &mut back {
                 back.fill_back(slots.start, chunk);
                 for first in (0..rows).step_by(chunk) {
@@ -594,21 +724,35 @@ impl<'a> Head<'a> {
             }
             let local = |r: usize| {
                 let seen = self.visible(r);
-                let (lo, hi) = (seen.start.max(slots.start), seen.end.min(slots.end));
+                let (lo, hi) = (seen.start.clamp(slots.start, slots.end), seen.end.min(slots.end));
                 lo - slots.start..hi.max(lo) - slots.start
             };
+            let mut hidden = false;
             for r in 0..rows {
                 let seen = local(r);
                 factors[r] = 1.0;
                 if !seen.is_empty() {
                     let s = &mut scores[r * stride..][..slots.len().next_multiple_of(8)];
                     let mut state = RowState { max: max[r], sum: sum[r] };
+                    if adjusts {
+                        let slots = slots.start + seen.start..slots.start + seen.end;
+                        hidden |= self.adjust(r, slots, &mut s[seen.clone()], bias);
+                    }
                     // SAFETY: as above.
-                    factors[r] = unsafe { (kernels.softmax)(s, plan.softmax_scale, seen.start, seen.end, &mut state) };
+                    factors[r] = unsafe { (kernels.softmax)(s, softmax_scale, seen.start, seen.end, &mut state) };
                     (max[r], sum[r]) = (state.max, state.sum);
                 }
             }
             let next_k = self.k.rows(next, &mut k_at);
+            // A hidden value may be NaN: then each row meets its own keys.
+            if hidden && !v_rows.is_finite() {
+                for r in 0..rows {
+                    let acc = &mut acc[r * dv..][..dv];
+                    self.sum_apart(r, slots.start, local(r), &scores[r * stride..], factors[r], bias, acc);
+                }
+                base += key_tile;
+                continue;
+            }
             for first in (0..rows).step_by(chunk) {
                 let now = first..rows.min(first + chunk);
                 let ahead = (first == 0).then_some(next_k);
@@ -688,7 +832,8 @@ struct Ahead {
 struct StripScratch<'w> {
     scores: &'w mut [f32],
     factors: &'w mut [f32],
-    spare: &'w mut [f32],
+    /// What is added to the scores of a row.
+    bias: &'w mut [f32],
     /// Slots that each row sees.
     seen: [Range<usize>; MAX_TILE],
 }

@@ -2,6 +2,7 @@
 //! written; then the work is counted as tasks in phases. Running a task is infallible.
 
 use crate::arena;
+use crate::bias::{Bias, BoolMask, Weights};
 use crate::kernel::FpControl;
 use crate::plan::{LEAST_ROWS, Plan, STORE_TOKENS};
 use crate::rotary::{Positions, Rotary};
@@ -102,6 +103,13 @@ pub struct Sequence<'a> {
     /// Positions of the keys that this call rotates: all `kv_len` where keys are rotated on read, the `new_len` new
     /// ones where they are rotated when stored.
     pub k_positions: Positions<'a>,
+    /// Prefix-LM: so many keys from index 0 on are visible to every query, causal or not (a window still applies). Only
+    /// for causal masks.
+    pub prefix_len: usize,
+    /// The additive bias; required if the plan has one.
+    pub bias: Option<Bias<'a>>,
+    /// The boolean mask; required if the plan has one.
+    pub mask: Option<BoolMask<'a>>,
     /// Where cos and sin come from; required if the plan rotates.
     pub rotary: Option<Rotary<'a>>,
     /// Where the sequence starts in Q, output and lse.
@@ -124,6 +132,9 @@ impl<'a> Sequence<'a> {
             kv_start: 0,
             q_positions: Positions::Index,
             k_positions: Positions::Index,
+            prefix_len: 0,
+            bias: None,
+            mask: None,
             rotary: None,
             q: At { batch: 0, token: 0 },
             kv: At { batch: 0, token: 0 },
@@ -145,6 +156,20 @@ impl<'a> Sequence<'a> {
         self
     }
 
+    /// This sequence with an additive bias.
+    #[must_use]
+    pub const fn with_bias(mut self, bias: Bias<'a>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    /// This sequence with a boolean mask.
+    #[must_use]
+    pub const fn with_mask(mut self, mask: BoolMask<'a>) -> Self {
+        self.mask = Some(mask);
+        self
+    }
+
     /// This sequence as entry `batch` of the batch axis of every tensor.
     #[must_use]
     pub const fn in_batch(mut self, batch: usize) -> Self {
@@ -162,6 +187,22 @@ pub struct Batch<'a> {
     pub operands: Operands<'a>,
     /// The sequences in them.
     pub sequences: &'a [Sequence<'a>],
+    /// Numbers for each head.
+    pub weights: Weights<'a>,
+}
+
+impl<'a> Batch<'a> {
+    /// A batch without numbers for each head.
+    pub fn new(operands: Operands<'a>, sequences: &'a [Sequence<'a>]) -> Self {
+        Batch { operands, sequences, weights: Weights::default() }
+    }
+
+    /// This batch with numbers for each head.
+    #[must_use]
+    pub fn with_weights(mut self, weights: Weights<'a>) -> Self {
+        self.weights = weights;
+        self
+    }
 }
 
 /// The operands by role.
@@ -191,6 +232,7 @@ pub struct Call<'a> {
     pub(crate) plan: Plan,
     pub(crate) views: Views,
     pub(crate) sequences: &'a [Sequence<'a>],
+    pub(crate) weights: Weights<'a>,
     /// Most rows of a block in this call.
     block_rows: usize,
     /// New keys are stored by the task that attends to them.
@@ -239,13 +281,21 @@ impl Plan {
         matches!(self.spec.operation, Operation::Attend | Operation::AttendCached | Operation::AppendAttend)
     }
 
-    /// Key ranges into which the few-row path cuts a sequence: at multiples of `split_keys`, whoever else is in the
+    /// How many key ranges the few-row path cuts a sequence into: at multiples of `split_keys`, whoever else is in the
     /// batch and however many threads there are.
     pub(crate) fn splits(&self, s: &Sequence<'_>) -> usize {
         if !self.is_few(s.q_len) {
             return 1;
         }
-        self.block_visible(s, 0..s.q_len).end.div_ceil(self.tile.split_keys).max(1)
+        let seen = self.block_visible(s, 0..s.q_len);
+        (seen.end.div_ceil(self.tile.split_keys).saturating_sub(seen.start / self.tile.split_keys)).max(1)
+    }
+
+    /// The slots of one of them that some query sees.
+    pub(crate) fn split(&self, s: &Sequence<'_>, split: usize) -> Range<usize> {
+        let (seen, keys) = (self.block_visible(s, 0..s.q_len), self.tile.split_keys);
+        let start = (seen.start / keys + split) * keys;
+        seen.start.max(start)..seen.end.min(start + keys).max(seen.start)
     }
 
     /// Slots that any of these queries of `s` sees.
@@ -258,7 +308,7 @@ impl Plan {
 
     /// Slots that query `i` of `s` sees.
     pub(crate) fn visible(&self, s: &Sequence<'_>, i: usize) -> Range<usize> {
-        self.spec.mask.visible(s.q_start.saturating_add(i as i64), s.kv_start, s.kv_len)
+        self.spec.mask.visible(s.q_start.saturating_add(i as i64), s.kv_start, s.kv_len, s.prefix_len)
     }
 
     /// Checks `batch` and counts its tasks.
@@ -271,6 +321,7 @@ impl Plan {
     /// scratch of fewer than [`Plan::scratch_len`] bytes. Nothing has been read or written then.
     pub fn prepare<'a>(&self, batch: &'a mut Batch<'_>, scratch: &'a mut [u8]) -> Result<Call<'a>, Error> {
         let views = self.check_operands(&batch.operands)?;
+        self.check_weights(&batch.weights)?;
         let sequences = batch.sequences;
         for (index, s) in sequences.iter().enumerate() {
             self.check_sequence(&views, s, index)?;
@@ -328,6 +379,7 @@ impl Plan {
             plan: *self,
             views,
             sequences,
+            weights: batch.weights,
             block_rows,
             stores_in_attend,
             phases,
@@ -488,7 +540,58 @@ impl Plan {
                 max: s.kv_len as i128,
             });
         }
+        self.check_masks(s, index)?;
         self.check_rotation(s, index)
+    }
+
+    fn check_weights(&self, weights: &Weights<'_>) -> Result<(), Error> {
+        let (spec, attends) = (&self.spec, self.attends());
+        for (name, wanted, given) in [("alibi", spec.alibi, weights.alibi), ("sinks", spec.sinks, weights.sinks)] {
+            match given {
+                None if wanted && attends => return Err(Error::Missing { what: name.into() }),
+                Some(_) if !wanted => return Err(Error::Unexpected { what: name.into() }),
+                Some(given) if given.len() != spec.heads_q => {
+                    return Err(Error::Mismatch { what: name.into(), expected: spec.heads_q, found: given.len() });
+                }
+                _ => (),
+            }
+        }
+        let bad = |what: &'static str, value: f32, need| {
+            Err(Error::BadNumber { what: what.into(), value: value.into(), need })
+        };
+        if let Some(&slope) = weights.alibi.unwrap_or_default().iter().find(|x| !x.is_finite()) {
+            return bad("alibi", slope, "finite");
+        }
+        match weights.sinks.unwrap_or_default().iter().find(|x| x.is_nan() || **x == f32::INFINITY) {
+            Some(&sink) => bad("sinks", sink, "finite or -inf"),
+            None => Ok(()),
+        }
+    }
+
+    fn check_masks(&self, s: &Sequence<'_>, index: usize) -> Result<(), Error> {
+        let (spec, attends) = (&self.spec, self.attends());
+        let place = |name| Place::in_sequence(name, index);
+        for (name, wanted, given) in
+            [("bias", spec.bias, s.bias.is_some()), ("mask", spec.mask.boolean, s.mask.is_some())]
+        {
+            if wanted && attends && !given {
+                return Err(Error::Missing { what: place(name) });
+            }
+            if given && !wanted {
+                return Err(Error::Unexpected { what: place(name) });
+            }
+        }
+        if s.prefix_len > 0 && !spec.mask.causal {
+            return Err(Error::Unexpected { what: place("prefix_len") });
+        }
+        if s.prefix_len > MAX_LEN {
+            let (value, max) = (s.prefix_len as i128, MAX_LEN as i128);
+            return Err(Error::OutOfRange { what: place("prefix_len"), value, min: 0, max });
+        }
+        if let Some(bias) = &s.bias {
+            bias.check(place("bias"), spec.heads_q, s.q_len, s.kv_len)?;
+        }
+        s.mask.map_or(Ok(()), |mask| mask.check(place("mask"), spec.heads_q, s.q_len, s.kv_len))
     }
 
     fn check_rotation(&self, s: &Sequence<'_>, index: usize) -> Result<(), Error> {
@@ -531,9 +634,10 @@ impl Plan {
         rotary.check_pairs(turn.pairs, spec.rotary.all_pairs(spec.head_dim_qk), place("rotary"))?;
         if turns_q {
             // Queries that see no key are never rotated, so their positions do not matter.
-            let first =
-                if rotate_op { 0 } else { (0..s.q_len).find(|&i| !self.visible(s, i).is_empty()).unwrap_or(s.q_len) };
-            check_positions(&rotary, s.q_positions, s.q_start, first..s.q_len, s.q_len, place("q_positions"))?;
+            let sees = |&i: &usize| rotate_op || !self.visible(s, i).is_empty();
+            let first = (0..s.q_len).find(sees).unwrap_or(s.q_len);
+            let end = (first..s.q_len).rfind(sees).map_or(first, |last| last + 1);
+            check_positions(&rotary, s.q_positions, s.q_start, first..end, s.q_len, place("q_positions"))?;
         }
         check_positions(&rotary, s.k_positions, k_first, 0..k_count, k_count, place("k_positions"))
     }
@@ -719,9 +823,7 @@ impl<'a> Call<'a> {
             Work::Store => STORE_TOKENS.min(s.new_len) as u64 * elements,
             Work::Merge => self.blocks(s) as u64 * rows * elements,
             Work::Attend if self.plan.is_few(s.q_len) => {
-                let (split, keys) = (self.head_and_part(self.blocks(s), task).1, self.plan.tile.split_keys);
-                let seen = self.plan.block_visible(s, 0..s.q_len);
-                let keys = seen.end.min((split + 1) * keys).saturating_sub(seen.start.max(split * keys));
+                let keys = self.plan.split(s, self.head_and_part(self.blocks(s), task).1).len();
                 (rows + STREAMED) * elements * keys as u64
             }
             Work::Attend => {

@@ -10,6 +10,9 @@ use core::fmt;
 /// Upper bound of [`Kernels::mr`] and [`Kernels::nr`], so that drivers can keep row lists on the stack.
 pub const MAX_TILE: usize = 64;
 
+/// Upper bound of [`Kernels::sum_run`], for the same reason.
+pub const MAX_RUN: usize = 128;
+
 /// Angle rows are padded to a multiple of this many pairs, so that kernels may load cos and sin in whole vectors.
 pub const ANGLE_PAD: usize = 16;
 
@@ -34,6 +37,15 @@ pub struct Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// True if no element is infinite or NaN.
+    pub(crate) fn is_finite(&self) -> bool {
+        self.at.iter().all(|&at| match self.data {
+            Slice::F32(x) => x[at..][..self.dim].iter().all(|x| x.is_finite()),
+            Slice::F16(x) => x[at..][..self.dim].iter().all(|x| x.is_finite()),
+            Slice::Bf16(x) => x[at..][..self.dim].iter().all(|x| x.is_finite()),
+        })
+    }
+
     /// Checks that every row lies in `data`.
     ///
     /// # Panics
@@ -238,6 +250,11 @@ pub struct Kernels {
     /// `s[r * s_stride + p * nr + c] = q_r . k_(p, c)` for all `mr` rows, summed in runs of `dot_run` elements.
     pub scores: unsafe fn(&[f32], &[f32], usize, &mut [f32], usize),
 
+    /// `adjust(...) -> hidden`: turns a row of dot products into scores in base 2 where there is more to do than to scale
+    /// them: softcap, ALiBi, bias, in this order; softmax's own scale is then 1. True if the bias hides a key. It is
+    /// [`crate::softmax::adjust`], compiled for the tier, with the same bits on every tier.
+    pub adjust: unsafe fn(Adjust<'_>) -> bool,
+
     /// `softmax(s, scale, lo, hi, state) -> factor`: one row of dot products, which are first multiplied by `scale` (positive;
     /// one rounding) to scores. Keys `lo..hi` of `s` are visible (`lo < hi <= s.len()`, and
     /// `s.len()` is a multiple of `nr`, or of 8 in the decode path). Raises `state.max` to the ceiling of the largest
@@ -310,6 +327,21 @@ impl WeightedSum<'_> {
         assert!(self.acc.len() >= span(mr, self.acc_stride, panels * nv), "accumulated rows are too short");
         panels
     }
+}
+
+/// Arguments of [`Kernels::adjust`].
+#[derive(Debug)]
+pub struct Adjust<'a> {
+    /// Dot products with consecutive keys, replaced by scores.
+    pub s: &'a mut [f32],
+    /// `|scale| log2(e)`.
+    pub scale: f32,
+    /// The softcap, in base 2: `softcap log2(e)`.
+    pub cap: Option<f32>,
+    /// ALiBi: slope, and key index less query index of the first key.
+    pub alibi: Option<(f32, i64)>,
+    /// A bias for each key, in natural units; -inf hides the key, whatever its score.
+    pub bias: Option<&'a [f32]>,
 }
 
 /// Arguments of [`Kernels::decode_scores`].

@@ -6,6 +6,7 @@
 mod angles;
 mod arena;
 mod attend;
+mod bias;
 mod call;
 mod dtype;
 mod error;
@@ -19,6 +20,7 @@ mod spec;
 mod store;
 mod tensor;
 
+pub use bias::{Bias, BoolMask, MaskData, Weights, alibi_slopes};
 pub use call::{Batch, Call, Executor, Operands, Sequence, Task};
 pub use dtype::{DType, Slice, SliceMut};
 pub use error::{Error, Place};

@@ -230,7 +230,7 @@ impl Plan {
             tile.superblock * dv,
             tile.mr * tile.key_tile,
             tile.mr,
-            tile.mr * dv,
+            self.bias_floats(tile.key_tile),
             self.angle_floats(tile.mr),
             self.angle_floats(tile.nr),
         ])
@@ -246,6 +246,7 @@ impl Plan {
             rows,
             rows,
             rows * tile.few_key_tile,
+            self.bias_floats(tile.few_key_tile),
             self.angle_floats(tile.few_key_tile),
             self.angle_floats(1),
             if self.rotates_on_read() { rows * d } else { 0 },
@@ -262,6 +263,21 @@ impl Plan {
     /// Floats for the angles of `rows` rows: cos and sin of each, and of the base in f64.
     pub(crate) fn angle_floats(&self, rows: usize) -> usize {
         2 * (rows + 2) * self.padded_pairs()
+    }
+
+    /// Floats for the bias of `keys` keys of one row.
+    pub(crate) fn bias_floats(&self, keys: usize) -> usize {
+        if self.hides() { keys } else { 0 }
+    }
+
+    /// True if a bias or a boolean mask can hide keys that are in sight of a row.
+    pub(crate) fn hides(&self) -> bool {
+        self.spec.bias || self.spec.mask.boolean
+    }
+
+    /// True if scores are more than scaled dot products.
+    pub(crate) fn adjusts(&self) -> bool {
+        self.hides() || self.spec.alibi || self.spec.softcap.is_some()
     }
 
     /// True if a sequence of `q_len` queries takes the few-row path.

@@ -6,11 +6,11 @@
 //! the keys are not split.
 
 use crate::kernel::{
-    DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, Rotation, RowState, Rows, Tier, TierName, WeightedSum,
-    run_end,
+    Adjust, DecodeScores, DecodeSum, FpControl, KernelNames, Kernels, Rotation, RowState, Rows, Tier, TierName,
+    WeightedSum, run_end,
 };
 use crate::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised, ceil};
-use crate::{Slice, SliceMut};
+use crate::{Slice, SliceMut, softmax};
 use half::{bf16, f16};
 
 /// Rows of a tile: four chains of additions side by side hide the latency of one.
@@ -50,6 +50,7 @@ static PORTABLE: Kernels = Kernels {
     pack_k: pack_k_portable,
     pack_v: pack_v_portable,
     scores: scores_4x8_portable,
+    adjust: adjust_portable,
     softmax: softmax_portable,
     weighted_sum: weighted_sum_4x8_portable,
     decode_scores: decode_scores_portable,
@@ -210,6 +211,10 @@ fn weight(s: f32, max: f32) -> f32 {
     let p = ((((c5 * f + c4) * f + c3) * f + c2) * f + c1) * f + c0;
     let e = (n - max).max(EXP2_FLOOR);
     p * f32::from_bits(((e as i32 + 127) as u32) << 23)
+}
+
+fn adjust_portable(args: Adjust<'_>) -> bool {
+    softmax::adjust(args)
 }
 
 fn softmax_portable(s: &mut [f32], scale: f32, lo: usize, hi: usize, state: &mut RowState) -> f32 {

@@ -287,9 +287,9 @@ impl AttentionSpec {
             return Err(Error::BadNumber { what: "scale".into(), value: scale, need: "finite" });
         }
         if let Some(cap) = self.softcap
-            && !(cap.is_finite() && cap > 0.0)
+            && !(1e-30..=1e30).contains(&cap)
         {
-            return Err(Error::BadNumber { what: "softcap".into(), value: cap, need: "finite and positive" });
+            return Err(Error::BadNumber { what: "softcap".into(), value: cap, need: "positive, from 1e-30 to 1e30" });
         }
         if let Some(eps) = self.qk_norm
             && !(eps.is_finite() && eps >= 0.0)
@@ -306,12 +306,6 @@ impl AttentionSpec {
     /// What the types have room for and the drivers do not do yet.
     fn check_supported(&self) -> Result<(), Error> {
         let missing = [
-            (self.mask.window.is_some(), "sliding window"),
-            (self.mask.boolean, "boolean mask"),
-            (self.bias, "additive bias"),
-            (self.alibi, "ALiBi"),
-            (self.softcap.is_some(), "softcap"),
-            (self.sinks, "attention sinks"),
             (self.qk_norm.is_some(), "QK-norm"),
             (self.sections != Sections::One, "M-RoPE sections"),
             (self.cache != CacheLayout::Contiguous, "paged cache"),

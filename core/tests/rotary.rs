@@ -559,7 +559,8 @@ fn rotate(spec: RotarySpec, head_dim: usize, tokens: usize, sequence: Sequence<'
         Operands::Rotate { x: Tensor::token_major(&x[..], shape)?, out: TensorMut::token_major(&mut out[..], shape)? };
     let mut scratch = vec![0; plan.scratch_len(&[sequence])];
     let mut workspace = vec![0; plan.workspace_len()];
-    let mut batch = Batch { operands, sequences: &[sequence] };
+    let sequences = [sequence];
+    let mut batch = Batch::new(operands, &sequences);
     let result = plan.prepare(&mut batch, &mut scratch).and_then(|call| call.run(&mut workspace));
     if result.is_err() {
         assert!(out.iter().all(|&v| v == -7.0), "written although refused");

@@ -59,6 +59,7 @@ static NEON: Kernels = Kernels {
     pack_k: pack::pack_k_neon,
     pack_v: pack::pack_v_neon,
     scores: score::scores_8x12_neon,
+    adjust: softmax::adjust_neon,
     softmax: softmax::softmax_neon,
     weighted_sum: weighted_sum::weighted_sum_8x8_neon,
     decode_scores: decode::decode_scores_neon,

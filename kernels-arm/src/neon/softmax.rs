@@ -2,11 +2,17 @@
 
 use super::rows::LANES;
 use core::arch::aarch64::*;
-use rotile_core::kernel::RowState;
-use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised};
+use rotile_core::kernel::{Adjust, RowState};
+use rotile_core::softmax::{self, EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised};
 
 /// Vectors of a step: the polynomials of 4 are under way at once, which an in-order core can't arrange by itself.
 const WIDE: usize = 4;
+
+/// See [`rotile_core::kernel::Kernels::adjust`].
+#[target_feature(enable = "neon")]
+pub(super) fn adjust_neon(args: Adjust<'_>) -> bool {
+    softmax::adjust(args)
+}
 
 /// See [`rotile_core::kernel::Kernels::softmax`].
 #[target_feature(enable = "neon")]

@@ -54,6 +54,7 @@ static AVX2: Kernels = Kernels {
     pack_k: pack::pack_k_avx2,
     pack_v: pack::pack_v_avx2,
     scores: score::scores_6x16_avx2,
+    adjust: softmax::adjust_avx2,
     softmax: softmax::softmax_avx2,
     weighted_sum: weighted_sum::weighted_sum_6x16_avx2,
     decode_scores: decode::decode_scores_avx2,

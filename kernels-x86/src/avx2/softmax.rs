@@ -2,8 +2,14 @@
 
 use super::rows::{LANES, lanes_below};
 use core::arch::x86_64::*;
-use rotile_core::kernel::RowState;
-use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised};
+use rotile_core::kernel::{Adjust, RowState};
+use rotile_core::softmax::{self, EXP2_COEFFICIENTS, EXP2_FLOOR, LOWEST_SCORE, Raised};
+
+/// See [`rotile_core::kernel::Kernels::adjust`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn adjust_avx2(args: Adjust<'_>) -> bool {
+    softmax::adjust(args)
+}
 
 /// See [`rotile_core::kernel::Kernels::softmax`].
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -69,6 +69,7 @@ static AVX512: Kernels = Kernels {
     pack_k: pack::pack_k_avx512,
     pack_v: pack::pack_v_avx512,
     scores: score::scores_12x32_avx512,
+    adjust: softmax::adjust_avx512,
     softmax: softmax::softmax_avx512,
     weighted_sum: weighted_sum::weighted_sum_12x32_avx512,
     decode_scores: decode::decode_scores_avx512,

@@ -2,8 +2,14 @@
 
 use super::rows::{LANES, lanes_below, load, store_n};
 use core::arch::x86_64::*;
-use rotile_core::kernel::RowState;
-use rotile_core::softmax::{EXP2_COEFFICIENTS, EXP2_FLOOR, Raised};
+use rotile_core::kernel::{Adjust, RowState};
+use rotile_core::softmax::{self, EXP2_COEFFICIENTS, EXP2_FLOOR, Raised};
+
+/// See [`rotile_core::kernel::Kernels::adjust`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) fn adjust_avx512(args: Adjust<'_>) -> bool {
+    softmax::adjust(args)
+}
 
 /// See [`rotile_core::kernel::Kernels::softmax`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]

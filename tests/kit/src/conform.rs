@@ -3,7 +3,7 @@
 use crate::trial::{self, How};
 use crate::vectors::Case;
 use crate::{compare, reference::Expected};
-use rotile_core::{Capabilities, DType, Error, Sections, Window};
+use rotile_core::{Capabilities, DType, Error, Sections};
 
 /// How a case ended.
 #[derive(Clone, Debug)]
@@ -33,16 +33,6 @@ pub fn run(case: &Case, capabilities: &Capabilities) -> Verdict {
     for out_dtype in [DType::F32, q_dtype] {
         let how = How { out_dtype, ..How::default() };
         let mut spec = trial::spec(problem, case.part, &how);
-        if case.left.is_some() || case.right.is_some() {
-            spec.mask = spec.mask.with_window(Window { left: case.left, right: case.right });
-        }
-        if case.mask.is_some() {
-            spec.mask = spec.mask.with_boolean();
-        }
-        spec.softcap = case.softcap;
-        spec.bias = case.bias.is_some();
-        spec.alibi = case.alibi.is_some();
-        spec.sinks = case.sinks.is_some();
         spec.qk_norm = case.qk_norm.as_ref().map(|(eps, ..)| *eps);
         if let Some((kind, sections)) = &case.mrope {
             let section = |i: usize| sections.get(i).copied().unwrap_or(0);

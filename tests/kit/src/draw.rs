@@ -80,6 +80,9 @@ impl Want {
             v: Data::round(&rng.normal(kv_len * hkv * dim_v), self.dtypes[2]),
             q_positions: (0..q_len as i64).map(|i| (q_start + i).max(0) as u32).collect(),
             k_positions: (0..kv_len as u32).collect(),
+            prefix_len: 0,
+            bias: None,
+            mask: None,
         };
         Problem {
             heads: self.heads,
@@ -88,7 +91,53 @@ impl Want {
             keys_rotated: false,
             scale: 1.0 / (dim_qk as f64).sqrt(),
             causal: self.causal,
+            left: None,
+            right: None,
+            softcap: None,
+            alibi: None,
+            sinks: None,
             sequences: self.sequences.iter().map(&mut sequence).collect(),
+        }
+    }
+}
+
+/// Masks and what else happens to scores, at random.
+fn draw_scores(rng: &mut Rng, problem: &mut Problem) {
+    let heads = problem.heads.q;
+    if rng.one_in(3) {
+        problem.left = rng.one_in(2).then(|| rng.size(0, 40) as u64);
+        problem.right = rng.one_in(2).then(|| rng.size(0, 20) as u64);
+    }
+    if rng.one_in(5) {
+        problem.softcap = Some(f64::from(rng.uniform(0.5, 50.0)));
+    }
+    if rng.one_in(5) {
+        problem.alibi = Some((0..heads).map(|_| rng.uniform(0.0, 0.5)).collect());
+    }
+    if rng.one_in(5) {
+        problem.sinks = Some((0..heads).map(|_| rng.uniform(-3.0, 6.0)).collect());
+    }
+    let (prefix, bias, mask) = (rng.one_in(6), rng.one_in(6), rng.one_in(6));
+    let dtype = DTYPES[rng.size(0, 2)];
+    for s in &mut problem.sequences {
+        // A query of a negative index has no position by index, so a prefix must not show it keys.
+        if prefix && problem.causal && s.q_start >= 0 {
+            s.prefix_len = rng.size(0, s.kv_len + 2);
+        }
+        if bias {
+            let hide = rng.one_in(2);
+            let mut values = rng.normal(heads * s.q_len * s.kv_len);
+            values.iter_mut().filter(|_| hide && rng.one_in(4)).for_each(|x| *x = f32::NEG_INFINITY);
+            s.bias = Some(Data::round(&values, dtype));
+        }
+        if mask {
+            // In runs, so that whole tiles are hidden.
+            let mut seen = true;
+            let mut next = || {
+                seen ^= rng.one_in(12);
+                seen
+            };
+            s.mask = Some((0..s.q_len * s.kv_len).map(|_| next()).collect());
         }
     }
 }
@@ -147,6 +196,7 @@ pub fn random(rng: &mut Rng) -> (Problem, Part, How) {
     if rng.one_in(4) {
         problem.scale *= f64::from(rng.uniform(-2.0, 6.0));
     }
+    draw_scores(rng, &mut problem);
     problem.rotate_q = !rng.one_in(8);
     problem.keys_rotated = rng.one_in(8);
     let by_index = rng.one_in(3);
@@ -181,6 +231,7 @@ pub fn random(rng: &mut Rng) -> (Problem, Part, How) {
         l1_bytes: [0, 4 << 10, 48 << 10][rng.size(0, 2)],
         l2_bytes: [0, 128 << 10, 2 << 20][rng.size(0, 2)],
         tail: [Tail::Nan, Tail::Infinity, Tail::Zero][rng.size(0, 2)],
+        bit_masks: rng.one_in(2),
     };
     // Keys that are raw in memory can be attended to as rotated only if the problem says so.
     if matches!(how.via, Via::Attend | Via::Cached) && !problem.keys_rotated {

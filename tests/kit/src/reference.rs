@@ -71,6 +71,12 @@ pub struct Seq {
     pub q_positions: Vec<u32>,
     /// Position of each key.
     pub k_positions: Vec<u32>,
+    /// Keys from index 0 on that every query sees, window permitting.
+    pub prefix_len: usize,
+    /// Additive bias, `[head, query, key]`.
+    pub bias: Option<Data>,
+    /// Boolean mask of all heads, `[query, key]`; true = attend.
+    pub mask: Option<Vec<bool>>,
 }
 
 /// A batch of sequences and what is done with them.
@@ -88,6 +94,16 @@ pub struct Problem {
     pub scale: f64,
     /// Key `j` is visible to query `i` only if `j <= q_start + i`.
     pub causal: bool,
+    /// Keys before the query's own index that are visible.
+    pub left: Option<u64>,
+    /// Keys after it.
+    pub right: Option<u64>,
+    /// Cap on the scores.
+    pub softcap: Option<f64>,
+    /// ALiBi slopes, one per query head.
+    pub alibi: Option<Vec<f32>>,
+    /// Attention sinks, one per query head.
+    pub sinks: Option<Vec<f32>>,
     /// The sequences.
     pub sequences: Vec<Seq>,
 }
@@ -147,16 +163,33 @@ impl Problem {
         let q = rotated(&s.q.to_f64(), dim_qk, heads_q, q_rotation, &s.q_positions);
         let k = rotated(&s.k.to_f64(), dim_qk, heads_kv, k_rotation, &s.k_positions);
         let v = s.v.to_f64();
+        let bias = s.bias.as_ref().map(Data::to_f64);
         let rows = s.q_len * heads_q;
         let mut e =
             Expected { out: vec![0.0; rows * dim_v], lse: vec![0.0; rows], s: vec![0.0; rows], v_max: vec![0.0; rows] };
         for (row, q) in q.iter().enumerate() {
             let (i, head) = (row / heads_q, row % heads_q / (heads_q / heads_kv));
-            let visible = (0..s.kv_len).filter(|&j| !self.causal || j as i64 <= s.q_start + i as i64);
+            let (own, q_head) = (s.q_start + i as i64, row % heads_q);
+            let visible = |j: usize| {
+                let distance = i128::from(j as i64 - own);
+                let bias = bias.as_ref().map_or(0.0, |b| b[(q_head * s.q_len + i) * s.kv_len + j]);
+                (!self.causal || distance <= 0 || j < s.prefix_len)
+                    && self.left.is_none_or(|left| -distance <= i128::from(left))
+                    && self.right.is_none_or(|right| distance <= i128::from(right))
+                    && s.mask.as_ref().is_none_or(|mask| mask[i * s.kv_len + j])
+                    && bias != f64::NEG_INFINITY
+            };
+            let score = |j: usize, dot: f64| {
+                let scaled = self.scale * dot;
+                let capped = self.softcap.map_or(scaled, |cap| cap * (scaled / cap).tanh());
+                let slope = self.alibi.as_ref().map_or(0.0, |slopes| f64::from(slopes[q_head]));
+                let bias = bias.as_ref().map_or(0.0, |b| b[(q_head * s.q_len + i) * s.kv_len + j]);
+                capped - slope * (j as i64 - own).abs() as f64 + bias
+            };
             let mut scores = Vec::new();
-            for j in visible {
+            for j in (0..s.kv_len).filter(|&j| visible(j)) {
                 let (key, value) = (&k[j * heads_kv + head], &v[(j * heads_kv + head) * dim_v..][..dim_v]);
-                scores.push((j, self.scale * dot(q, key)));
+                scores.push((j, score(j, dot(q, key))));
                 // What is not finite has no bound: it shows as NaN or infinity, and those are compared exactly.
                 let finite = |x: &f64| x.is_finite();
                 e.s[row] =
@@ -165,12 +198,14 @@ impl Problem {
             }
             // A score of -inf is a masked key.
             scores.retain(|(_, score)| *score != f64::NEG_INFINITY);
-            let max = scores.iter().fold(f64::NEG_INFINITY, |m, (_, score)| m.max(*score));
-            let sum: f64 = scores.iter().map(|(_, score)| (score - max).exp()).sum();
-            if scores.is_empty() {
+            // A sink is one more key, of value 0.
+            let sink = self.sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[q_head]));
+            let max = scores.iter().fold(sink, |m, (_, score)| m.max(*score));
+            if max == f64::NEG_INFINITY && scores.is_empty() {
                 e.lse[row] = f64::NEG_INFINITY;
                 continue;
             }
+            let sum = scores.iter().map(|(_, score)| (score - max).exp()).sum::<f64>() + (sink - max).exp();
             e.lse[row] = max + sum.ln();
             let out = &mut e.out[row * dim_v..][..dim_v];
             for (j, score) in scores {

@@ -10,8 +10,8 @@ use crate::vectors::Part;
 use half::{bf16, f16};
 use rotile_core::rotary::{Positions, RotarySpec, RotaryTable};
 use rotile_core::{
-    At, AttentionSpec, Batch, Capabilities, DType, Error, Keys, Mask, Operands, Operation, Plan, Scale, Sequence,
-    Shape, Slice, SliceMut, Strides, Tensor, TensorMut,
+    At, AttentionSpec, Batch, Bias, BoolMask, Capabilities, DType, Error, Keys, Mask, MaskData, Operands, Operation,
+    Plan, Scale, Sequence, Shape, Slice, SliceMut, Strides, Tensor, TensorMut, Weights, Window,
 };
 
 /// Which operation reads the keys, and from where.
@@ -56,6 +56,8 @@ pub struct How {
     pub l2_bytes: usize,
     /// What cache slots hold that nobody has written.
     pub tail: Tail,
+    /// Boolean masks as bits, not as bytes.
+    pub bit_masks: bool,
 }
 
 /// What unwritten cache slots hold.
@@ -85,6 +87,7 @@ impl Default for How {
             l1_bytes: 0,
             l2_bytes: 0,
             tail: Tail::Nan,
+            bit_masks: false,
         }
     }
 }
@@ -126,6 +129,12 @@ pub fn spec(problem: &Problem, part: Part, how: &How) -> AttentionSpec {
     spec.rotate_q = problem.rotate_q;
     spec.keys = if problem.keys_rotated { Keys::Rotated } else { how.keys };
     spec.mask = if problem.causal { Mask::CAUSAL } else { Mask::NONE };
+    if problem.left.is_some() || problem.right.is_some() {
+        spec.mask = spec.mask.with_window(Window { left: problem.left, right: problem.right });
+    }
+    spec.mask.boolean = s.is_some_and(|s| s.mask.is_some());
+    spec.bias = s.is_some_and(|s| s.bias.is_some());
+    (spec.softcap, spec.alibi, spec.sinks) = (problem.softcap, problem.alibi.is_some(), problem.sinks.is_some());
     spec.scale = Scale::Value(problem.scale);
     spec
 }
@@ -257,6 +266,20 @@ impl Placed {
     }
 }
 
+/// A mask as bytes, of which any but 0 is true, or as bits.
+fn guarded_mask(mask: &[bool], how: &How) -> Guarded<u8> {
+    let len = if how.bit_masks { mask.len().div_ceil(8) } else { mask.len() };
+    let mut bytes = Guarded::filled(len, 0u8, how.side);
+    for (i, _) in mask.iter().enumerate().filter(|(_, seen)| **seen) {
+        if how.bit_masks {
+            bytes[i / 8] |= 1 << (i % 8);
+        } else {
+            bytes[i] = [1, 0xFF][i % 2];
+        }
+    }
+    bytes
+}
+
 /// Runs every task of a call in a guarded workspace and scratch of exactly the queried size.
 fn run_call(plan: &Plan, batch: &mut Batch<'_>, how: &How) -> Result<(), Error> {
     let mut scratch = Guarded::filled(plan.scratch_len(batch.sequences), 0xFFu8, how.side);
@@ -348,6 +371,19 @@ pub fn run_spec(
     let mut out = Placed::new(spec.out_dtype, shape(q_tokens, heads.q, heads.dim_v), how, Tail::Nan);
     let mut lse = Placed::new(DType::F32, shape(q_tokens, heads.q, 1), how, Tail::Nan);
 
+    let mut biases = Vec::new();
+    for (s, bias) in problem.sequences.iter().filter_map(|s| Some((s, s.bias.as_ref()?))) {
+        let shape = Shape { batch: 1, tokens: heads.q * s.q_len, heads: 1, dim: s.kv_len };
+        let mut placed = Placed::new(bias.dtype(), shape, &How { gap: 0, ..how.clone() }, Tail::Nan);
+        if s.kv_len > 0 {
+            placed.put(At { batch: 0, token: 0 }, bias);
+        }
+        biases.push(placed);
+    }
+    let mut biases = biases.iter();
+    let masks = problem.sequences.iter().filter_map(|s| s.mask.as_ref());
+    let masks: Vec<Guarded<u8>> = masks.map(|mask| guarded_mask(mask, how)).collect();
+    let mut masks = masks.iter();
     let (mut q_at, mut kv_at) = (0, 0);
     let mut sequences = Vec::new();
     for (i, s) in problem.sequences.iter().enumerate() {
@@ -356,6 +392,16 @@ pub fn run_spec(
         sequence.q = At { batch: 0, token: q_at };
         sequence.kv = At { batch: 0, token: kv_at };
         sequence.cache = At { batch: i, token: 0 };
+        sequence.prefix_len = s.prefix_len;
+        if s.bias.is_some() {
+            let data = biases.next().expect("one each").buffer.slice();
+            sequence = sequence.with_bias(Bias { data, head_stride: s.q_len * s.kv_len, query_stride: s.kv_len });
+        }
+        if s.mask.is_some() {
+            let bytes = masks.next().expect("one each");
+            let data = if how.bit_masks { MaskData::Bits(bytes) } else { MaskData::Bytes(bytes) };
+            sequence = sequence.with_mask(BoolMask { data, head_stride: 0, query_stride: s.kv_len, first_key: 0 });
+        }
         if let Some(table) = table
             && spec.rotary.turn(heads.dim_qk)?.is_some()
         {
@@ -397,6 +443,7 @@ pub fn run_spec(
         for (sequence, s) in first.iter_mut().zip(&problem.sequences) {
             let new = s.kv_len - last.min(s.kv_len);
             (sequence.q_len, sequence.kv_len, sequence.new_len) = (0, new, new);
+            (sequence.bias, sequence.mask) = (None, None);
             sequence.q_positions = Positions::Index;
             sequence.k_positions = match stores_rotated && !how.by_index {
                 true => Positions::Explicit(&s.k_positions[..new]),
@@ -410,7 +457,7 @@ pub fn run_spec(
             k_cache: k_cache.tensor_mut(),
             v_cache: v_cache.tensor_mut(),
         };
-        run_call(&append, &mut Batch { operands, sequences: &first }, how)?;
+        run_call(&append, &mut Batch::new(operands, &first), how)?;
         if let Via::AppendAttend(_) = how.via {
             for (sequence, s) in sequences.iter_mut().zip(&problem.sequences) {
                 let new = last.min(s.kv_len);
@@ -445,7 +492,8 @@ pub fn run_spec(
             lse: lse_out,
         },
     };
-    run_call(&plan, &mut Batch { operands, sequences: &sequences }, how)?;
+    let weights = Weights { alibi: problem.alibi.as_deref(), sinks: problem.sinks.as_deref() };
+    run_call(&plan, &mut Batch::new(operands, &sequences).with_weights(weights), how)?;
 
     let runs: Vec<(At, usize)> = sequences.iter().map(|s| (s.q, s.q_len)).collect();
     out.check_untouched(&runs, "output");

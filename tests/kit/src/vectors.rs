@@ -47,22 +47,8 @@ pub struct Case {
     pub lse: Option<Vec<f64>>,
     /// Largest error allowed, as a fraction of the largest output, where the vector is a model's own output.
     pub of_largest: Option<f64>,
-    /// Keys before the query's own index that are visible.
-    pub left: Option<u64>,
-    /// Keys after it.
-    pub right: Option<u64>,
-    /// Cap on the scores.
-    pub softcap: Option<f64>,
     /// Epsilon and the weights of Q and K of the RMS norm.
     pub qk_norm: Option<(f64, Vec<f32>, Vec<f32>)>,
-    /// One per query head.
-    pub sinks: Option<Vec<f32>>,
-    /// Additive bias, `[head, token, key]`.
-    pub bias: Option<Vec<f32>>,
-    /// Boolean mask, `[1, token, key]`, true = attend.
-    pub mask: Option<Vec<bool>>,
-    /// ALiBi slopes, one per query head.
-    pub alibi: Option<Vec<f32>>,
     /// M-RoPE: kind and sections.
     pub mrope: Option<(String, Vec<usize>)>,
 }
@@ -261,6 +247,10 @@ fn attention(file: &File<'_>) -> Result<Case, String> {
         let data = file.data(name, &dtype, &[heads, tokens, dim])?;
         Ok::<_, String>(token_major_data(&data, heads, tokens, dim))
     };
+    let mask = match file.has("mask") {
+        false => None,
+        true => Some(file.bytes("mask", Dtype::BOOL, &[1, nq, nk])?.iter().map(|&b| b != 0).collect()),
+    };
     let seq = Seq {
         q_len: nq,
         kv_len: nk,
@@ -270,6 +260,9 @@ fn attention(file: &File<'_>) -> Result<Case, String> {
         v: read("v", heads.kv, nk, heads.dim_v)?,
         q_positions,
         k_positions: positions,
+        prefix_len: 0,
+        bias: file.optional_f32s("bias", &[heads.q, nq, nk])?.map(Data::F32),
+        mask,
     };
     let qk_norm = match optional("qk_norm") {
         None => None,
@@ -278,10 +271,6 @@ fn attention(file: &File<'_>) -> Result<Case, String> {
             file.f32s("q_norm", &[heads.dim_qk])?,
             file.f32s("k_norm", &[heads.dim_qk])?,
         )),
-    };
-    let mask = match file.has("mask") {
-        false => None,
-        true => Some(file.bytes("mask", Dtype::BOOL, &[1, nq, nk])?.iter().map(|&b| b != 0).collect()),
     };
     Ok(Case {
         name,
@@ -292,6 +281,11 @@ fn attention(file: &File<'_>) -> Result<Case, String> {
             keys_rotated: false,
             scale: file.number("scale")?,
             causal: case.get("causal").and_then(Value::as_bool).ok_or("`case` has no causal")?,
+            left: window("left")?,
+            right: window("right")?,
+            softcap: optional("softcap").and_then(Value::as_f64),
+            alibi: file.optional_f32s("alibi_slopes", &[heads.q])?,
+            sinks: file.optional_f32s("sinks", &[heads.q])?,
             sequences: vec![seq],
         },
         part,
@@ -301,14 +295,7 @@ fn attention(file: &File<'_>) -> Result<Case, String> {
             false => None,
         },
         of_largest: None,
-        left: window("left")?,
-        right: window("right")?,
-        softcap: optional("softcap").and_then(Value::as_f64),
         qk_norm,
-        sinks: file.optional_f32s("sinks", &[heads.q])?,
-        bias: file.optional_f32s("bias", &[heads.q, nq, nk])?,
-        mask,
-        alibi: file.optional_f32s("alibi_slopes", &[heads.q])?,
         mrope,
     })
 }
@@ -344,6 +331,14 @@ fn real(file: &File<'_>) -> Result<Case, String> {
             keys_rotated: false,
             scale: file.number("scale")?,
             causal: mask.get("causal").and_then(Value::as_bool).ok_or("mask has no causal")?,
+            left: match mask.get("window_total").and_then(Value::as_u64) {
+                Some(total) => Some(total.checked_sub(1).ok_or("window_total is 0")?),
+                None => None,
+            },
+            right: None,
+            softcap: None,
+            alibi: None,
+            sinks: None,
             sequences: vec![Seq {
                 q_len: tokens,
                 kv_len: tokens,
@@ -353,27 +348,20 @@ fn real(file: &File<'_>) -> Result<Case, String> {
                 v: Data::F32(file.f32s("v", &[tokens, heads.kv, dim])?),
                 q_positions: positions.clone(),
                 k_positions: positions,
+                prefix_len: 0,
+                bias: None,
+                mask: None,
             }],
         },
         part: Part::Slice,
         out: out.into_iter().map(f64::from).collect(),
         lse: None,
         of_largest: Some(2e-5),
-        left: match mask.get("window_total").and_then(Value::as_u64) {
-            Some(total) => Some(total.checked_sub(1).ok_or("window_total is 0")?),
-            None => None,
-        },
-        right: None,
-        softcap: None,
         qk_norm: Some((
             norm.get("eps").and_then(Value::as_f64).ok_or("qk_norm has no eps")?,
             file.f32s("q_norm", &[dim])?,
             file.f32s("k_norm", &[dim])?,
         )),
-        sinks: None,
-        bias: None,
-        mask: None,
-        alibi: None,
         mrope: None,
     })
 }
