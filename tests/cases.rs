@@ -439,3 +439,110 @@ fn f16_rounds_once_in_the_cache() {
     let given: Vec<f16> = problem.sequences[0].k.to_f32().iter().map(|x| f16::from_f32(*x)).collect();
     each(&problem, &how, |o| assert_eq!(o.k_cache[0], Data::F16(given.clone())));
 }
+
+#[test]
+fn b04_softcap_on_tails_of_tiles() {
+    for kv_len in [1, 7, 8, 31, 32, 33, 63, 64, 65, 129, 255, 256, 257] {
+        for q_len in [1, 24] {
+            let mut want = no_rope(Want::new(2, 1, 16)).with_start(q_len, kv_len, 0);
+            want.causal = false;
+            let mut problem = want.build(20);
+            problem.softcap = Some(2.0);
+            problem.sequences[0].k = filled(&problem.sequences[0].k, |_| 0.0);
+            problem.sequences[0].v = filled(&problem.sequences[0].v, |_| 1.0);
+            each(&problem, &How::default(), |o| {
+                assert!(o.out[0].to_f32().iter().all(|x| (x - 1.0).abs() < 1e-6), "{kv_len} keys");
+            });
+        }
+    }
+}
+
+#[test]
+fn b08_window_counts_the_own_key() {
+    for (total, want) in [(4, [1, 2, 3, 4, 4, 4, 4, 4, 4, 4]), (1, [1; 10]), (99, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])] {
+        let mut problem = one_hot(Want::new(1, 1, 16).with(10, 10).build(21));
+        problem.left = rotile::Window::total(total).unwrap().left;
+        each(&problem, &How::default(), |o| assert_eq!(seen(o, 16), want));
+    }
+}
+
+#[test]
+fn b10_two_sided_window() {
+    let mut want = no_rope(Want::new(1, 1, 40)).with_start(40, 40, 0);
+    want.causal = false;
+    let mut problem = one_hot(want.build(22));
+    (problem.left, problem.right) = (Some(16), Some(4));
+    each(&problem, &How::default(), |o| {
+        let row: Vec<usize> = (0..40).filter(|&c| o.out[0].to_f32()[10 * 40 + c] != 0.0).collect();
+        assert_eq!(row, (0..15).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn b13_sinks_alone_and_huge() {
+    for (kv_len, sink, lse) in
+        [(0, 0.5, 0.5), (5, 100.0, 100.0), (5, f32::NEG_INFINITY, 5f32.ln()), (5, -100.0, 5f32.ln())]
+    {
+        for q_len in [1, 30] {
+            let mut want = no_rope(Want::new(1, 1, 8)).with_start(q_len, kv_len, 0);
+            want.causal = false;
+            let mut problem = want.build(23);
+            problem.sequences[0].k = filled(&problem.sequences[0].k, |_| 0.0);
+            problem.sinks = Some(vec![sink]);
+            each(&problem, &How::default(), |o| {
+                assert!(o.lse[0].iter().all(|x| (x - lse).abs() < 1e-5), "{kv_len} keys, sink {sink}: {:?}", o.lse[0]);
+            });
+        }
+    }
+}
+
+#[test]
+fn b14_sink_enters_once_however_keys_are_split() {
+    for kv_len in [900, 1024, 4096] {
+        let mut problem = Want::new(4, 2, 64).with(1, kv_len).build(24);
+        (problem.softcap, problem.sinks) = (Some(5.0), Some(vec![20.0, 3.0, -2.0, 0.0]));
+        each(&problem, &How::default(), |_| ());
+        problem.left = Some(700);
+        each(&problem, &How { via: Via::AppendThenCached, ..How::default() }, |_| ());
+    }
+}
+
+#[test]
+fn b26_tiles_that_are_wholly_masked() {
+    for q_len in [1, 40] {
+        let mut problem = Want::new(2, 1, 16).with(q_len, 200 + q_len).build(25);
+        problem.left = Some(15);
+        each(&problem, &How::default(), |_| ());
+        problem.left = None;
+        let keys = problem.sequences[0].kv_len;
+        problem.sequences[0].mask = Some((0..q_len * keys).map(|i| i % keys / 64 % 2 == 1).collect());
+        each(&problem, &How::default(), |_| ());
+    }
+}
+
+#[test]
+fn b26_hidden_keys_that_are_no_numbers_change_no_bits() {
+    for (q_len, bit_masks) in [(1, false), (2, true), (40, false)] {
+        let mut problem = no_rope(Want::new(2, 1, 16)).with(q_len, 300).build(26);
+        // Every query but the last sees all keys but 70..80; the last but 75..80 more.
+        let see = |query: usize, key: usize| !(70..if query + 1 == q_len { 85 } else { 80 }).contains(&key);
+        problem.sequences[0].mask = Some((0..q_len * 300).map(|i| see(i / 300, i % 300)).collect());
+        let how = How { bit_masks, ..How::default() };
+        for tier in tiers::each(rotile::capabilities().unwrap()) {
+            let clean = trial::run(&problem, Part::Slice, &tier, &how).unwrap();
+            let mut spoilt = problem.clone();
+            let poison = |x: &Data| {
+                let x = x.to_f32();
+                Data::F32(
+                    x.iter()
+                        .enumerate()
+                        .map(|(i, x)| if (70..80).contains(&(i / 16)) { f32::NAN } else { *x })
+                        .collect(),
+                )
+            };
+            (spoilt.sequences[0].k, spoilt.sequences[0].v) =
+                (poison(&problem.sequences[0].k), poison(&problem.sequences[0].v));
+            assert!(trial::run(&spoilt, Part::Slice, &tier, &how).unwrap() == clean, "{q_len} queries");
+        }
+    }
+}
